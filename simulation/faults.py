@@ -1,21 +1,14 @@
 """Deliberate faults: shipped code with one rule broken, which the simulator must find. `python -m simulation.faults` tries all.
 
-A fault replaces a piece of the source text of one function while it is tried. A fault whose text is no longer in the function
-is refused.
+How a fault gets into the code is `injection`; those of a restore with other instances are in `rescaling_faults`.
 """
 
 from __future__ import annotations
 
 import argparse
-import inspect
 import sys
-import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from types import CodeType
-from typing import Any
+from collections.abc import Sequence
 
 from dagster_checkpoints.coordination import CheckpointCoordinator, TaskLifecycle, TrackingBarrierHandler, WatermarkValve
 from dagster_checkpoints.coordination.barriers.single import _SingleCheckpointHandler
@@ -43,70 +36,17 @@ from dagster_checkpoints.pipeline import connected_regions
 from dagster_checkpoints.sinks import transactions
 from dagster_checkpoints.state import (
     divided_chains,
-    keyed_state_shares,
     recording,
     redistribution,
-    rescaled_checkpoint,
-    rescaled_instances,
     restore,
 )
-from dagster_checkpoints.state.rescaling import check_rescaling, known_channel, least_watermark
+from simulation.injection import Fault, injected
+from simulation.rescaling_faults import RESCALING_FAULTS
 from simulation.running import Outcome, run
 from simulation.scenario import random_scenario
 
 WORLDS = 20_000
 """Worlds in which a fault is looked for: about a minute on a quiet machine. The slowest one needs some 4,000."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One rule broken.
-
-    Attributes:
-        name: the behaviour of the code with the fault.
-        function: the function, method or property that is broken.
-        old: a piece of its source text, which occurs in it once.
-        new: the replacement.
-        theme: the theme (`scenario.THEMES`) of the worlds to search, if worlds of all themes take too long.
-        also: another function, in which the same text is replaced in the same way.
-    """
-
-    name: str
-    function: Any
-    old: str
-    new: str
-    theme: str = ""
-    also: Any = None
-
-
-class StaleFault(Exception):
-    """The code that a fault breaks has changed."""
-
-
-@contextmanager
-def injected(fault: Fault) -> Iterator[None]:
-    """The shipped code has the fault inside the block: every reference to the function sees it, because its code object changes.
-
-    Raises:
-        StaleFault: the function's source does not have the fault's text, or has it more than once.
-    """
-    with ExitStack() as restore:
-        for function in [getattr(each, "fget", each) for each in (fault.function, fault.also) if each is not None]:
-            restore.callback(setattr, function, "__code__", function.__code__)
-            function.__code__ = _broken(fault, function)
-        yield
-
-
-def _broken(fault: Fault, function: Callable[..., Any]) -> CodeType:
-    source = textwrap.dedent(inspect.getsource(function))
-    found = source.count(fault.old)
-    if found != 1:
-        raise StaleFault(
-            f"Fault {fault.name!r}: expected {fault.old!r} once in the source of {function.__qualname__}, found it {found} "
-            "times. The code has changed: name the text that breaks the same rule now."
-        )
-    module = compile(source.replace(fault.old, fault.new), f"<fault: {fault.name}>", "exec", dont_inherit=True)
-    return next(c for c in module.co_consts if isinstance(c, CodeType) and c.co_name == function.__name__)
 
 
 FAULTS = (
@@ -254,27 +194,6 @@ FAULTS = (
     # State in a restore
     Fault("list state loses the remainder of an uneven split", redistribution.redistribute_lists, " + (step < remainder)", ""),
     Fault(
-        "keyed state is taken from the old instance of the same number only",
-        keyed_state_shares.keyed_state_shares,
-        "if set(held[i]) & set(own)",
-        "if i == index",
-        "rescaling",
-    ),
-    Fault(
-        "an instance of a source gets the state of its number, not of its name",
-        rescaled_checkpoint._Rescaling._origins,
-        "before.index(name) if name in before else None for name in self._now[stage]",
-        "i if i < len(before) else None for i in range(len(self._now[stage]))",
-        "rescaling",
-    ),
-    Fault(
-        "each instance of a rescaled split source reads on with its own split",
-        rescaled_instances.with_shared_splits,
-        "TaskSnapshot({name: shares.get(new, StageInstanceSnapshot())}, watermark=watermark)",
-        "TaskSnapshot({name: shares.get(new, StageInstanceSnapshot())}, splits=old[0].splits, watermark=watermark)",
-        "splits",
-    ),
-    Fault(
         "broadcast state is taken from the first instance only",
         redistribution.redistribute_broadcasts,
         "{**first, **(states or {})}",
@@ -314,15 +233,7 @@ FAULTS = (
         "splits",
     ),
     Fault("the end of a finished producer is not sent again", first_elements, "if producer_finished", "if False"),
-    Fault("a rescaled instance begins with the latest event time", least_watermark, "min(", "max(", "rescaling"),
-    Fault(
-        "a channel of a rescaled stage begins with the latest event time",
-        known_channel,
-        "least_watermark(c.watermark for c in before)",
-        "max((c.watermark for c in before if c.watermark is not None), default=None)",
-        "rescaling",
-    ),
-    Fault("finished instances are restored as other instances", check_rescaling, "(waiting or over)", "waiting", "rescaling"),
+    *RESCALING_FAULTS,
     # Fused sources
     Fault(
         "a checkpoint forgets that a fused source has ended",
@@ -507,11 +418,12 @@ FAULTS = (
 )
 
 
-def find(fault: Fault, worlds: int, first_seed: int = 0) -> tuple[int, float, Outcome] | None:
+def find(fault: Fault, worlds: int, first_seed: int | None = None) -> tuple[int, float, Outcome] | None:
     """The first seed at which the simulator finds the fault, the seconds it took, and the outcome; None if no world finds it."""
     began = time.monotonic()
     with injected(fault):
-        for seed in range(first_seed, first_seed + worlds):
+        first = fault.seed if first_seed is None else first_seed
+        for seed in range(first, first + worlds):
             outcome = run(random_scenario(seed, fault.theme), record=False)
             if outcome.error is not None:
                 return seed, time.monotonic() - began, outcome
@@ -521,7 +433,7 @@ def find(fault: Fault, worlds: int, first_seed: int = 0) -> tuple[int, float, Ou
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m simulation.faults", description="Find every deliberate fault.")
     parser.add_argument("--worlds", type=int, default=WORLDS, help="to try for each fault (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="the first seed (%(default)s)")
+    parser.add_argument("--seed", type=int, help="the first seed; by default the one that the fault names")
     parser.add_argument("only", nargs="*", default=[""], help="parts of the names of the faults to try; all by default")
     options = parser.parse_args(arguments)
     missed = 0

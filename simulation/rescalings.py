@@ -6,25 +6,30 @@ The shipped rules say what each task begins with: which state, channels, splits 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from msgspec.structs import replace as replaced
 
 from dagster_checkpoints.coordination import MIN_WATERMARK_MS
+from dagster_checkpoints.execution.elements import Mark
 from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import (
+    ChannelElement,
     ChannelSnapshot,
     OperatorState,
     QuerySnapshot,
     RestorePlan,
     Segment,
+    SegmentShare,
     StageInstanceSnapshot,
+    StateFile,
     StaticTableSnapshot,
     TaskSnapshot,
 )
-from simulation.channels import Ghost, Snapshot, key_group, total
+from simulation.channels import Element, Ghost, Snapshot, key_group, tally, total
 from simulation.operators import operator
 from simulation.shapes import Shape, StageSpec, TaskSpec, name_of
 from simulation.sinks import Transaction
@@ -34,30 +39,57 @@ KEYED = ("window", "totals")
 """The kinds of stages with state by key, which the key groups of an instance decide."""
 
 
-_IN_FLIGHT = (Segment((), 1),)
+def recorded_task(snapshot: Snapshot, shape: Shape, spec: TaskSpec, overtaken: Mapping[str, tuple[Element, ...]]) -> TaskSnapshot:
+    """A task as shipped metadata.
 
-
-def recorded_task(snapshot: Snapshot, shape: Shape, spec: TaskSpec) -> TaskSnapshot:
-    """A task as shipped metadata. Of elements in flight a restore reads only whether there are any, also on an output."""
+    Args:
+        snapshot: its snapshot.
+        shape: the pipeline.
+        spec: the task.
+        overtaken: by channel, the elements that a barrier has overtaken at its producer: on Spark all wait at the consumer.
+    """
     own = (*[()] * (len(spec.stages) - 1), snapshot.transactions)
     parts = zip(spec.stages, snapshot.stages, own, strict=True)
-    known = [replaced(p.snapshot, position=0, in_flight=_IN_FLIGHT if p.in_flight else ()) for p in snapshot.channels.values()]
-    known += [ChannelSnapshot(name, 0, in_flight=_IN_FLIGHT) for name, elements in snapshot.output.items() if elements]
-    static: dict[str, list[str]] = {}
-    for channel in (shape.channels[n] for n in spec.inputs):
-        if channel.static:
-            static.setdefault(channel.id.producer, []).append(snapshot.channels[channel.name].snapshot.ended)
+    known = []
+    for name, pinned in snapshot.channels.items():
+        in_flight = tuple(map(_recorded_element, (*pinned.in_flight, *overtaken.get(name, ()))))
+        known.append(replaced(pinned.snapshot, position=0, in_flight=in_flight))
+    static = {shape.channels[n].edge: shape.channels[n].id.producer for n in spec.inputs if shape.channels[n].static}
     return TaskSnapshot(
         stages={name_of(n): _recorded_part(shape.stages[n], state, transactions) for n, state, transactions in parts},
         query=QuerySnapshot(0),
         channels=tuple(known),
-        static=tuple(StaticTableSnapshot(source) for source, ended in static.items() if "none" not in ended),
+        static=tuple(StaticTableSnapshot(source, (_segment(snapshot.tables[edge]),)) for edge, source in static.items()),
         end_of_data="drain" if snapshot.after_finish else "none",
         watermark=snapshot.watermark,
         valve_watermark=snapshot.valve,
         fused=snapshot.fused,
         splits=snapshot.splits,
     )
+
+
+def _segment(rows: Collection[Any]) -> Segment:
+    """Rows as shipped metadata: a file each, whose path is the row."""
+    return Segment(tuple(StateFile(json.dumps(row), "", 0) for row in rows), len(rows))
+
+
+def _rows(segment: Segment) -> Iterator[Any]:
+    return (json.loads(file.path) for file in segment.files)
+
+
+def _recorded_element(element: Element) -> ChannelElement:
+    return element if isinstance(element, Mark) else _segment([element])  # type: ignore[return-value]  # no mark of a barrier
+
+
+def _elements(channel: ChannelSnapshot) -> Iterator[Element]:
+    """The elements in flight on a channel, as the consumer gets them: of a share the rows of its key groups."""
+    for element in channel.in_flight:
+        if not isinstance(element, Segment):
+            yield element
+            continue
+        for uid, ts, key in _rows(element):
+            if not isinstance(element, SegmentShare) or key_group(key, element.key_groups) in element.groups:
+                yield (uid, ts, key)
 
 
 def _recorded_part(spec: StageSpec, state: Any, transactions: tuple[Transaction, ...]) -> StageInstanceSnapshot:
@@ -131,7 +163,7 @@ class _Rescaled:
         times = [s.event_time for s in (siblings if continued is None else (continued,)) if s is not None]
         return Snapshot(
             after_finish=planned.end_of_data == "drain",
-            channels={channel.channel: PinnedChannel(channel) for channel in planned.channels},
+            channels={c.channel: PinnedChannel(replaced(c, in_flight=()), tuple(_elements(c))) for c in planned.channels},
             valve=planned.valve_watermark,
             event_time=min(times, default=MIN_WATERMARK_MS),
             watermark=planned.watermark,
@@ -166,11 +198,10 @@ class _Rescaled:
         return found if stage.kind == "union" else operator(number, stage, spec.id.index).snapshot()
 
     def _tables(self, spec: TaskSpec, planned: TaskSnapshot) -> dict[int, frozenset[int]]:
-        """The static tables that the plan has, whose rows are those of any old instance; nothing of others."""
-        known = {table.input for table in planned.static}
+        """The static tables that the plan has."""
+        held = {table.input: frozenset(uid for segment in table.segments for uid in _rows(segment)) for table in planned.static}
         edges = {c.edge: c.id.producer for c in (self.after.channels[n] for n in spec.inputs) if c.static}
-        held = [s.tables for s in self.siblings(spec.id.vertex) if s is not None]
-        return {edge: max((t[edge] for t in held), key=len) for edge, source in edges.items() if source in known}
+        return {edge: held.get(source, frozenset()) for edge, source in edges.items()}
 
     def _transactions(self, spec: TaskSpec, planned: TaskSnapshot) -> tuple[Transaction, ...]:
         """Its own, and in the first instance that runs those of the instances that are gone."""
@@ -200,6 +231,8 @@ class _Rescaled:
         of_any = [self.metadata.ghosts[task] for task in self.old if task.vertex == spec.id.vertex]
         edges = {self.after.channels[n].edge for n in spec.inputs} & static
         whole = {edge: max(ghost.read.get(edge, 0) for ghost in of_any) for edge in edges}
+        if spec.id in self.plan.tasks:
+            whole = {edge: tally(rows) for edge, rows in self._tables(spec, self.plan.tasks[spec.id]).items()}
         read = {edge: rows for edge, rows in total(ghost.read for ghost in parts).items() if edge not in static}
         counted: dict[int, int] = dict(total(ghost.counted for ghost in parts))
         splits = [split for ghost in parts for split in ghost.splits if self._is_kept(spec, split)]

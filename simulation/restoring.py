@@ -131,7 +131,8 @@ def read_restored(store: Store, location: str, shapes: Sequence[Shape], variant:
 
 def as_recorded(metadata: Metadata, shape: Shape) -> CheckpointMetadata:
     states = metadata.states
-    snapshots = {spec.id: recorded_task(states[spec.id], shape, spec) for spec in shape.tasks if spec.id in states}
+    overtaken = {name: elements for state in states.values() for name, elements in state.output.items()}
+    snapshots = {spec.id: recorded_task(states[spec.id], shape, spec, overtaken) for spec in shape.tasks if spec.id in states}
     enumerators = recorded_enumerators(metadata.enumerators, snapshots)
     ended = ended_sources(snapshots.values())
     groups = {stage.name: stage.state_partitions for stage in shape.pipeline.stages if stage.state_partitions}

@@ -15,7 +15,20 @@ from dagster_checkpoints.coordination import (
     NoRestart,
     RestartStrategy,
 )
-from simulation.shapes import ANY, ENDING, FAN_IN, REGIONS, SPLITS, STATEFUL, Shape, divided, random_stages, rescaled, shape_of
+from simulation.shapes import (
+    ANY,
+    ENDING,
+    FAN_IN,
+    IN_FLIGHT,
+    REGIONS,
+    SPLITS,
+    STATEFUL,
+    Shape,
+    divided,
+    random_stages,
+    rescaled,
+    shape_of,
+)
 
 SHAPES = 1500
 """Number of different pipelines; schedules, settings and faults differ for every seed."""
@@ -33,6 +46,7 @@ class Scenario:
         weights: of the other steps: task, mail, main, upload, io, tick, network.
         soft_limit: number of steps after which there are no more faults, and a user ends the job.
         lazy: probability that an unbounded source has no record when it could read one.
+        slow: probability that a task takes no element from its channels when it could.
         patience: number of checkpoints that must complete before a user ends a job with unbounded sources.
         newest_first: whether the newest upload ends first.
         going_back: whether runs often start from another checkpoint than the newest.
@@ -50,6 +64,7 @@ class Scenario:
     weights: tuple[float, ...]
     soft_limit: int
     lazy: float
+    slow: float
     patience: int
     newest_first: bool
     going_back: bool
@@ -73,6 +88,8 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
     kinds = {stage.kind for stage in stages}
     repeatable = kinds.isdisjoint(("window", "totals", "union"))
     barriers = r.choices(("aligned", "unaligned", "timeout", "at_least_once"), (6, 2, 2, 3 if repeatable else 0))[0]
+    if theme == "in flight" and barriers in ("aligned", "at_least_once"):
+        barriers = ("unaligned", "timeout")[seed % 2]
     idle = "window" not in kinds and r.random() < 0.3
     config, restart, timeout = _config(r, theme), _restart(r), r.choice((0.0, 1.0, 3.0))
     if barriers == "at_least_once":
@@ -90,7 +107,7 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
     tasks = sum(stage.instances for stage in stages)
     weights = tuple(base * r.choice((0.3, 1.0, 1.0, 3.0)) for base in (10.0, 4.0, 4.0, 2.0, 2.0, 3.0 / (tasks + 1), 3.0))
     shape = shape_of(stages, chaining=seed // SHAPES % 4 != 3)
-    other = rescaled(shape, seed) if theme in ("rescaling", "splits") else None
+    other = rescaled(shape, seed) if theme in ("rescaling", "splits", "in flight") else None
     if theme == "rescaling":
         other = (divided(shape, seed) if seed % 3 == 0 else None) or other or divided(shape, seed)
     no_periodic = config.interval is None or not config.checkpoints_after_tasks_finish
@@ -102,8 +119,9 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
         idle,
         budgets,
         weights,
-        soft_limit=(60 + 10 * tasks) * (1 + (theme == "going back")),
+        soft_limit=(60 + 10 * tasks) * (1 + (theme == "going back") + 3 * (theme == "in flight")),
         lazy=r.choice((0.0, 0.7, 0.95)) if theme != "rescaling" else 0.95,
+        slow=0.9 if theme == "in flight" else 0.0,
         patience=0 if no_periodic else r.choice((0, 0, 1, 2)),
         newest_first=r.random() < 0.3,
         going_back=theme == "going back",
@@ -168,12 +186,13 @@ THEMES: dict[str, tuple[int, str]] = {
         "write:024 end_source:01 crash:001 restart:12 repeat:012 lose:01",
     ),
     "rescaling": (5, "suspend:12 savepoint:12 crash:01 task:001 end_source:01 checkpoint:012 restart:345"),
+    "in flight": (4, "checkpoint:456 crash:456 suspend:001 task:001 end_source:01 restart:789"),
 }
 """By theme: its weight, and the possible budgets of each fault and request, one digit each.
 
 Related faults together find more than a few of every kind.
 """
-_FAMILIES = {"ends": ENDING, "fan-in": FAN_IN, "regions": REGIONS, "splits": SPLITS}
+_FAMILIES = {"ends": ENDING, "fan-in": FAN_IN, "in flight": IN_FLIGHT, "regions": REGIONS, "splits": SPLITS}
 _BUDGETS = {theme: [part.split(":") for part in budgets.split()] for theme, (_, budgets) in THEMES.items()}
 
 

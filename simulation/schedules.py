@@ -153,6 +153,9 @@ class RandomSchedule:
         asynchronous = task.asynchronous and task.can_run_query()
         if asynchronous and self._chance() < 0.5:
             return ("query", number, task.number)
+        slow = self._scenario.slow
+        if slow and not self._world.calm and self._chance() < slow:
+            return None
         inputs = task.inputs
         count = len(inputs)
         first = int(self._chance() * count) if count > 1 else 0

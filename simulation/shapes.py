@@ -50,6 +50,7 @@ class Family:
         fan_in: whether the first sources have one instance each, and one stage of one instance reads them.
         regions: number of pipelines, side by side, that make up one.
         split: probability that a source is a split source: of a bounded, and of an unbounded one.
+        static: probability that a stage reads a bounded one as a static input.
 
     Wide pipelines are rare: with 3 or 4 instances a stage, a world has nearly twice as many steps, which find fewer faults.
     """
@@ -61,6 +62,7 @@ class Family:
     fan_in: bool = False
     regions: int = 1
     split: tuple[float, float] = (0.25, 0.0)
+    static: float = 0.15
 
 
 ANY = Family()
@@ -68,6 +70,10 @@ STATEFUL = Family(
     (0, 2, 1), (0, 1, 1), 0.3, ("window", "window", "totals", "totals", "buffer", "buffer", "union", "union", "broadcast")
 )
 """Pipelines with state to redistribute, and mostly unbounded sources."""
+IN_FLIGHT = Family(
+    (0, 2, 2), (0, 1, 1), 0.5, ("map", "window", "totals", "totals", "buffer", "union", "broadcast"), split=(0.2, 0.2), static=0.4
+)
+"""Pipelines whose channels hold elements at a checkpoint that is restored with other instances."""
 ENDING = Family((0, 2, 1), (0, 1, 1), 0.85, ("map", "map", "window", "totals", "buffer", "broadcast", "broadcast"))
 """Pipelines whose instances end one after the other."""
 FAN_IN = Family((4, 3, 1), (3, 1), 0.6, ("map", "window", "window", "totals", "buffer", "union", "broadcast"), fan_in=True)
@@ -236,7 +242,7 @@ def _connected_stages(r: random.Random, family: Family) -> tuple[StageSpec, ...]
         if number == 0 or r.random() < 0.28:
             specs.append(_source(r, width, family))
         else:
-            specs.append(_derived(r, specs, bounded, width, family.derived))
+            specs.append(_derived(r, specs, bounded, width, family))
         bounded.append(specs[-1].kind != "unbounded" and all(bounded[i.source] for i in specs[-1].inputs))
     read = {i.source for spec in specs for i in spec.inputs}
     return tuple(msgspec.structs.replace(spec, sink=number not in read or r.random() < 0.2) for number, spec in enumerate(specs))
@@ -260,18 +266,16 @@ def _source(r: random.Random, width: int, family: Family) -> StageSpec:
     return StageSpec(kind, instances, records=r.choice((0, 1, 2, 3, 4, 5, 6)), splits=splits, enumerated=enumerated)
 
 
-def _derived(
-    r: random.Random, specs: Sequence[StageSpec], bounded: Sequence[bool], width: int, kinds: Sequence[str]
-) -> StageSpec:
+def _derived(r: random.Random, specs: Sequence[StageSpec], bounded: Sequence[bool], width: int, family: Family) -> StageSpec:
     unread = [n for n in range(len(specs)) if all(i.source != n for s in specs for i in s.inputs)]
     pool = unread if unread and r.random() < 0.8 else list(range(len(specs)))
     sources = r.sample(pool, min(len(pool), r.choices((1, 2, 3), (6, 3, 1))[0]))
-    kind = r.choice(kinds)
+    kind = r.choice(family.derived)
     instances = specs[sources[0]].instances if r.random() < 0.5 else _instances(r, width)
     keyed = kind in ("window", "totals")
     inputs = []
     for source in sources:
-        static = bounded[source] and r.random() < 0.15
+        static = bounded[source] and r.random() < family.static
         pointwise_fits = specs[source].instances != instances or r.random() < 0.8
         all_to_all = static or keyed or not pointwise_fits or r.random() < 0.3
         if keyed and instances == 1 and r.random() < 0.5:

@@ -180,7 +180,10 @@ class Writer(Machine):
         metadata = restored.metadata
         self.world.counts["divisions"] += bool(restored.plan.divided)
         recorded = shapes[self.store.check_complete(location).variant]
-        self.world.counts["rescalings"] += recorded.instances != shapes[metadata.variant].instances
+        if recorded.instances != shapes[metadata.variant].instances:
+            self.world.counts["rescalings"] += 1
+            waiting = any(pinned.in_flight for state in metadata.states.values() for pinned in state.channels.values())
+            self.world.counts["rescalings in flight"] += waiting
         if metadata.variant != variant and keeps_layout(shapes[metadata.variant], shapes[variant]):
             # The user has taken the change back: the chains stay divided.
             variant = metadata.variant

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
     from bench.kafka_broker import KafkaBroker
@@ -75,3 +77,16 @@ def kafka() -> Iterator[KafkaBroker]:
     broker = KafkaBroker(java, jars)
     yield broker
     broker.close()
+
+
+@pytest.fixture
+def kafka_jars(kafka: KafkaBroker) -> list[Path]:
+    """The jars of Spark's connector for Kafka, with a broker to read from."""
+    from bench import maven_jars
+    from bench.kafka_broker import CONNECTOR
+    from dagster_checkpoints.spark.session.java import find_java_home
+
+    try:
+        return maven_jars.fetched(CONNECTOR, f"{find_java_home()}/bin/java")
+    except maven_jars.JarsUnavailable as problem:
+        pytest.skip(str(problem))

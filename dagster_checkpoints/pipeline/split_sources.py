@@ -41,12 +41,14 @@ class DiscoveryContext:
         stage: Name of the source.
         log: Logger whose lines Dagster shows with the run.
         assets: The assets that the source reads by `deps=` of `pipeline_assets`, as in :class:`StageContext`.
+        bounded: Whether the source is bounded: its splits are discovered once.
     """
 
     spark: SparkSession
     stage: str
     log: logging.Logger
     assets: Mapping[str, InputAsset] = field(default_factory=dict)
+    bounded: bool = True
 
 
 class SplitSource(Stage):
@@ -109,7 +111,8 @@ class SplitSource(Stage):
     def discover(self, context: DiscoveryContext) -> Iterable[Any]:
         """The splits that exist now, in the order in which they are to be read; splits that are known already are ignored.
 
-        Called in the driver, on a thread of its own, on a copy of the stage whose `open` is not called.
+        Called in the driver, on a thread of its own, on a copy of the stage whose `open` is not called. A list becomes known as a
+        whole; of another iterable, splits are read while it still gives others.
         """
         raise NotImplementedError(f"{self.where} does not override discover")
 
@@ -168,7 +171,10 @@ class SplitSource(Stage):
 
 ReadFunction = Callable[..., Any]
 Discovery = Callable[..., Iterable[Any]] | Sequence[Any]
-"""A function that gives the splits that exist now, with or without a parameter `context`; or the splits themselves."""
+"""A function that gives the splits that exist now, with or without a parameter `context`; or the splits themselves.
+
+An object that is called may have an attribute `bounded_only`: a text that says why an unbounded source cannot have it.
+"""
 
 
 class FunctionSplitSource(OfFunction, SplitSource):
@@ -198,6 +204,9 @@ class FunctionSplitSource(OfFunction, SplitSource):
             raise InvalidSplitSourceError(
                 f"{self.where}: a list of splits does not grow: expected bounded=True, or discover to be a function."
             )
+        bounded_only = getattr(discovery, "bounded_only", None)
+        if not self.bounded and bounded_only is not None:
+            raise InvalidSplitSourceError(f"{self.where}: expected bounded=True, found bounded=False: {bounded_only}.")
         functools.update_wrapper(self, function, updated=())
 
     def discover(self, context: DiscoveryContext) -> Iterable[Any]:

@@ -17,6 +17,7 @@ from dagster_checkpoints.sources.errors import (
 from dagster_checkpoints.sources.iceberg.table import read_iceberg_table
 from dagster_checkpoints.sources.splits.dates import DateSplits
 from dagster_checkpoints.sources.splits.files import FileSplits
+from dagster_checkpoints.sources.splits.kafka import KafkaSplit, KafkaSplits
 from dagster_checkpoints.sources.splits.tables import TableSplits
 from dagster_checkpoints.sources.sql.table import read_sql_table
 
@@ -24,6 +25,8 @@ __all__ = [
     "DateSplits",
     "FileSplits",
     "InvalidSource",
+    "KafkaSplit",
+    "KafkaSplits",
     "SourceColumnsChanged",
     "SourceError",
     "SourceLibraryMissing",

@@ -1,8 +1,8 @@
 """The content of a checkpoint. Read `metadata` (the values), `metadata_file` (their versioned form), `recording` (the record of
-a layout), `stage_names` and `divided_chains` (the checkpoint as another version of the pipeline would have it), `restore`,
-`chain_layout`, `inputs`, `plans` and `spark_versions` (whether it fits a pipeline and a Spark), then `redistribution` with
-`key_groups` (which instance gets which state) and `rescaling` (what else changes with the instances), and `claim` (who owns a
-savepoint)."""
+a layout), `stage_names`, `stages_between` and `divided_chains` (the checkpoint as another version of the pipeline would have it),
+`restore`, `chain_layout`, `inputs`, `plans` and `spark_versions` (whether it fits a pipeline and a Spark), then `redistribution`
+with `key_groups` (which instance gets which state) and `rescaling` (what else changes with the instances), and `claim` (who owns
+a savepoint)."""
 
 from dagster_checkpoints.state.claim import ClaimMode
 from dagster_checkpoints.state.divided_chains import ChainPart
@@ -29,6 +29,7 @@ from dagster_checkpoints.state.errors import (
     UnknownStage,
 )
 from dagster_checkpoints.state.inputs import recorded_inputs
+from dagster_checkpoints.state.instance_matches import InstanceMatch
 from dagster_checkpoints.state.key_groups import (
     HIGHEST_MAX_PARALLELISM,
     chosen_max_parallelism,
@@ -38,6 +39,7 @@ from dagster_checkpoints.state.key_groups import (
     partition_of,
 )
 from dagster_checkpoints.state.keyed_state_shares import KeyedStateShare
+from dagster_checkpoints.state.merged_channels import OldChannel, one_after_the_other
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelElement,
@@ -73,11 +75,13 @@ from dagster_checkpoints.state.redistribution import (
     redistribute_unions,
 )
 from dagster_checkpoints.state.removed_instances import RemovedInstance
+from dagster_checkpoints.state.rescaled_channels import RescaledEdge, SegmentShare
 from dagster_checkpoints.state.rescaled_checkpoint import RescaledCheckpoint, rescale
-from dagster_checkpoints.state.rescaling import check_rescaling, known_channel, least_watermark, rescaled_stages
+from dagster_checkpoints.state.rescaling import check_rescaling, least_watermark, rescaled_stages
 from dagster_checkpoints.state.restore import RestorePlan, check_union_states, fitted, validate_restore
 from dagster_checkpoints.state.spark_versions import SUPPORTED_SPARK_TEXT, check_spark_version, is_supported_spark
 from dagster_checkpoints.state.stage_names import with_uids
+from dagster_checkpoints.state.stages_between import replaced_inputs, with_stages_now
 from dagster_checkpoints.state.views import EdgeView, PipelineView, StageView
 
 __all__ = [
@@ -100,12 +104,14 @@ __all__ = [
     "InputMetadata",
     "InputRowsGone",
     "InputsChanged",
+    "InstanceMatch",
     "InstancesChanged",
     "InvalidMaxParallelism",
     "KeyedStateShare",
     "Mark",
     "MaxParallelismChanged",
     "NonRestoredState",
+    "OldChannel",
     "OperatorState",
     "ParallelismTooHigh",
     "PartlyFinishedUnionState",
@@ -113,9 +119,11 @@ __all__ = [
     "QuerySnapshot",
     "RemovedInstance",
     "RescaledCheckpoint",
+    "RescaledEdge",
     "RestoreError",
     "RestorePlan",
     "Segment",
+    "SegmentShare",
     "SinkRemoved",
     "SourcesChanged",
     "SparkVersionChanged",
@@ -148,8 +156,8 @@ __all__ = [
     "in_flight_files",
     "is_supported_spark",
     "key_groups_of",
-    "known_channel",
     "least_watermark",
+    "one_after_the_other",
     "owner_of",
     "partition_of",
     "recorded_chains",
@@ -160,9 +168,11 @@ __all__ = [
     "redistribute_lists",
     "redistribute_operator_states",
     "redistribute_unions",
+    "replaced_inputs",
     "rescale",
     "rescaled_stages",
     "task_files",
     "validate_restore",
+    "with_stages_now",
     "with_uids",
 ]

@@ -1,9 +1,9 @@
 """A recorded chain whose stages cannot run as one query any more, divided into chains that can.
 
-A stage inside a chain gets another reader or a sink, or the last stages are removed. At a checkpoint the query is between two
-micro-batches, so nothing is on its way between its stages. The first part goes on as the query that it was, with its offsets.
-Each later part becomes a query behind a new, empty channel. All parts continue with the next batch of the recorded query; the
-state of an operator goes with the stage that has it. Must not know: storage, Spark, tasks.
+A stage inside a chain gets another reader or a sink, or stages behind it are removed, or others are put between. At a checkpoint
+the query is between two micro-batches, so nothing is on its way between its stages. The first part goes on as the query that it
+was, with its offsets. Each later part becomes a query behind a new, empty channel. All parts continue with the next batch of the
+recorded query; the state of an operator goes with the stage that has it. Must not know: storage, Spark, tasks.
 
 Source: Spark numbers the stateful operators of a query from its output to its inputs (`IncrementalExecution`), and keeps their
 state in `state/<number>`; version n + 1 of the state belongs to batch n.
@@ -32,6 +32,7 @@ from dagster_checkpoints.state.metadata import (
     StateFile,
     TaskSnapshot,
 )
+from dagster_checkpoints.state.stages_between import replaced_inputs
 from dagster_checkpoints.state.views import PipelineView
 
 _OUTPUT_MODE = "output mode "
@@ -58,7 +59,7 @@ def divided(metadata: CheckpointMetadata, pipeline: PipelineView) -> CheckpointM
         pipeline: the pipeline that is to run.
     """
     recorded = {stage.name: stage for stage in metadata.stages}
-    reads = reads_of(pipeline)
+    reads = _reads_without_stages_between(pipeline, metadata)
     chains: list[ChainMetadata] = []
     for chain in metadata.chains:
         begins = _beginnings(pipeline, reads, chain, recorded)
@@ -68,14 +69,24 @@ def divided(metadata: CheckpointMetadata, pipeline: PipelineView) -> CheckpointM
     return msgspec.structs.replace(metadata, chains=tuple(chains))
 
 
+def _reads_without_stages_between(pipeline: PipelineView, metadata: CheckpointMetadata) -> Reads:
+    """What stages read, without the stages that have come between two of the recorded ones."""
+    reads = dict(reads_of(pipeline))
+    for stage in metadata.stages:
+        replaced = replaced_inputs(stage)
+        if replaced:
+            reads[stage.name] = [replaced[name].origin if name in replaced else name for name in reads[stage.name]]
+    return reads
+
+
 def _beginnings(
     pipeline: PipelineView, reads: Reads, chain: ChainMetadata, recorded: Mapping[str, StageMetadata]
 ) -> frozenset[str]:
     """The stages that have to begin a query of their own; empty if there are none, or if a restore refuses the change."""
     missing = missing_stages(pipeline, chain)
-    present = chain.stages[: len(chain.stages) - len(missing)]
+    present = tuple(name for name in chain.stages if name not in missing)
     fused = max((len(task.fused) for task in chain.tasks.values()), default=0)  # they stay with their reader
-    if len(present) <= fused or set(missing) & set(present):
+    if len(present) <= fused or set(missing) & set(chain.stages[: fused + 1]):
         return frozenset()
     rest = ChainMetadata(chain.name, present, chain.tasks)
     begins = {name for name, _ in changes_inside(pipeline, reads, rest, recorded)}
@@ -87,7 +98,8 @@ def _beginnings(
     )
     if read_otherwise or changed_input(reads, rest) is not None:
         return frozenset()
-    begins.update(missing[:1])
+    # A removed stage, and the one behind it: the operators of the removed one are between those of the others.
+    begins.update(name for before, name in pairwise(chain.stages) if (before in missing) != (name in missing))
     return frozenset(begins) if begins <= set(chain.stages[fused + 1 :]) else frozenset()
 
 

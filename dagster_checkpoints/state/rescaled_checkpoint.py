@@ -11,22 +11,20 @@ Source: PROTOCOL 8.3; Flink's StateAssignmentOperation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from dagster_checkpoints.pipeline import Chain, ChannelGroup, ChannelId, EdgePattern, TaskId, channel_groups
+from dagster_checkpoints.pipeline import EdgePattern, TaskId
 from dagster_checkpoints.state.divided_chains import ChainPart
 from dagster_checkpoints.state.errors import InstancesChanged
 from dagster_checkpoints.state.inputs import recorded_inputs
+from dagster_checkpoints.state.instance_matches import InstanceMatches
 from dagster_checkpoints.state.key_groups import default_max_parallelism
 from dagster_checkpoints.state.keyed_state_shares import KeyedStateShare, keyed_state_shares
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
-    ChannelSnapshot,
     CheckpointMetadata,
     InputMetadata,
     StageInstanceSnapshot,
@@ -40,12 +38,10 @@ from dagster_checkpoints.state.removed_instances import (
     removed_instances,
     with_most_instances,
 )
+from dagster_checkpoints.state.rescaled_channels import RescaledChannels, table_reader
 from dagster_checkpoints.state.rescaled_instances import dealt_out, holds_state, part_of, with_shared_splits, with_transactions
-from dagster_checkpoints.state.rescaling import check_rescaling, known_channel, least_watermark, rescaled_stages
+from dagster_checkpoints.state.rescaling import check_rescaling, least_watermark, rescaled_stages
 from dagster_checkpoints.state.views import EdgeView, PipelineView
-
-if TYPE_CHECKING:
-    from dagster_checkpoints.pipeline import Pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +73,25 @@ def rescale(pipeline: PipelineView, metadata: CheckpointMetadata) -> RescaledChe
     recorded = {stage.name: stage for stage in metadata.stages}
     running = [stage for stage in pipeline.stages if stage.name in recorded and not recorded[stage.name].fully_finished]
     changed = rescaled_stages(metadata.stages, running)
+    moved = rescaled_stages(metadata.stages, pipeline.stages)
     removed = tuple(removed_instances(pipeline, metadata, recorded))
     metadata = with_most_instances(metadata, {stage.name: len(stage.instances) for stage in pipeline.stages})
-    if not changed:
+    if not moved:
         return RescaledCheckpoint(metadata, removed=removed)
     parts = [chain.name for chain in metadata.chains if isinstance(chain, ChainPart)]
-    if parts:
+    if parts and changed:
         raise InstancesChanged(
             f"The instances of {', '.join(map(repr, sorted(changed)))} have changed, and the pipeline divides a query of "
             f"checkpoint {metadata.checkpoint_id}, of which {parts[-1]!r} gets a part. Do one after the other, with a checkpoint "
             "between them."
         )
-    rescaling = _Rescaling(pipeline, metadata, recorded, changed)
+    rescaling = _Rescaling(pipeline, metadata, recorded, changed, moved)
     rescaled = rescaling.metadata()
     return RescaledCheckpoint(rescaled, rescaling.shares, (*removed, *instances_of_finished_ones(metadata, rescaled)))
 
 
 class _Rescaling:
-    """One checkpoint, and the stages whose instances have changed."""
+    """One checkpoint, and the stages whose instances have changed: those that run (`changed`), and all (`moved`)."""
 
     def __init__(
         self,
@@ -102,32 +99,33 @@ class _Rescaling:
         metadata: CheckpointMetadata,
         recorded: Mapping[str, StageMetadata],
         changed: frozenset[str],
+        moved: frozenset[str],
     ) -> None:
         self.shares: dict[TaskId, KeyedStateShare] = {}
         self._pipeline = pipeline
         self._before = metadata
         self._recorded = recorded
         self._changed = changed
+        self._moved = moved
         self._now = {stage.name: stage.instances for stage in pipeline.stages}
         self._split_sources = {name for name in changed if recorded[name].enumerator is not None}
-        self._chain_of = {name: chain for chain in metadata.chains for name in chain.stages}
         self._reads: dict[str, list[EdgeView]] = {}
         for edge in pipeline.edges:
             self._reads.setdefault(edge.target, []).append(edge)
+        self._matches = InstanceMatches(pipeline, metadata, changed)
+        self._channels = RescaledChannels(pipeline, metadata, self._matches, self._key_groups)
         self._where = f"checkpoint {metadata.checkpoint_id} of pipeline {metadata.pipeline!r}"
 
     def metadata(self) -> CheckpointMetadata:
-        by_name = {name for name in self._changed if self._by_name(name)}
-        tasks = {TaskId(chain.name, index): task for chain in self._before.chains for index, task in chain.tasks.items()}
-        numbered = self._changed - by_name
-        check_rescaling(self._before.checkpoint_id, tasks, self._ended(numbered), numbered or self._changed)
-        chains = tuple(self._chain(chain) for chain in self._before.chains)
+        numbered = {name for name in self._changed if not self._matches.by_name(name)}
+        check_rescaling(self._before.checkpoint_id, self._ended(numbered), numbered)
+        chains = self._channels.given_to([self._chain(chain) for chain in self._before.chains])
         stages = tuple(self._stage(stage) for stage in self._before.stages)
         rescaled = msgspec.structs.replace(self._before, stages=stages, chains=chains)
         self._check_finished_readers(rescaled)
         return rescaled
 
-    def _ended(self, stages: set[str] | frozenset[str]) -> list[TaskId]:
+    def _ended(self, stages: set[str]) -> list[TaskId]:
         """The instances of chains of these stages that emit no more rows."""
         found = []
         for chain in self._before.chains:
@@ -136,40 +134,14 @@ class _Rescaling:
                 found += [TaskId(chain.name, index) for index in (*self._recorded[chain.stages[-1]].finished, *waiting)]
         return found
 
-    # Which instances are the same ones
-
-    def _by_name(self, stage: str) -> bool:
-        """Whether the instances of a stage are matched by name: those of a source, and of a stage that reads one of them each."""
-        chain = self._chain_of[stage]
-        streams = [edge for edge in self._reads.get(chain.stages[0], ()) if edge.input.mode == "stream"]
-        if not self._reads.get(chain.stages[0]):
-            return True
-        return bool(streams) and all(self._one_to_one(edge) and self._by_name(edge.source) for edge in streams)
-
-    def _one_to_one(self, edge: EdgeView) -> bool:
-        source, target = (self._recorded.get(name) for name in (edge.source, edge.target))
-        same = self._now[edge.source] == self._now[edge.target]
-        return (
-            edge.pattern is EdgePattern.POINTWISE
-            and same
-            and source is not None
-            and target is not None
-            and source.instances == target.instances
-        )
-
-    def _origins(self, stage: str) -> tuple[int | None, ...]:
-        """By present instance of a stage that is matched by name, its index in the checkpoint; None for a new one."""
-        before = self._recorded[stage].instances
-        return tuple(before.index(name) if name in before else None for name in self._now[stage])
-
     # Stages
 
     def _stage(self, stage: StageMetadata) -> StageMetadata:
         if stage.name not in self._changed:
             return stage
         finished: tuple[int, ...] = ()
-        if self._by_name(stage.name):
-            finished = tuple(new for new, old in enumerate(self._origins(stage.name)) if old in stage.finished)
+        if self._matches.by_name(stage.name):
+            finished = tuple(new for new, old in enumerate(self._matches.origins(stage.name)) if old in stage.finished)
         instances = tuple(self._now[stage.name])
         return msgspec.structs.replace(
             stage,
@@ -204,34 +176,38 @@ class _Rescaling:
 
     # Tasks
 
-    def _chain(self, chain: ChainMetadata) -> ChainMetadata:
+    def _chain(self, chain: ChainMetadata) -> tuple[ChainMetadata, Mapping[int, int] | None]:
+        """A chain with its present tasks, whose channels are still to be found, and by task the old one whose query it continues.
+
+        None instead of the latter if the channels are those of the checkpoint.
+        """
         head = chain.stages[0]
         if any(name not in self._now for name in chain.stages):
-            return chain
+            return chain, None
         if head in self._changed:
             self._check_static_tables(chain)
         if not chain.tasks:
-            return chain
+            return chain, None
         if len({tuple(self._now[name]) for name in chain.stages}) > 1:
             raise InstancesChanged(
                 f"In {self._where} the stages {' -> '.join(chain.stages)} run as one Spark query; now they have different "
                 "instances. Give all of them the same ones."
             )
         if head not in self._changed:
-            if not any(edge.source in self._changed for edge in self._reads.get(head, ())):
-                return chain
+            if not any(edge.source in self._moved for edge in self._reads.get(head, ())):
+                return chain, None
             self._check_other_producers(chain)
-            return self._with_channels(chain, chain.tasks, {i: i for i in chain.tasks})
+            return chain, {index: index for index in chain.tasks}
         if head in self._split_sources:
-            tasks = with_shared_splits(chain, self._origins(head), self._now[head], self._where)
-            return self._with_channels(chain, tasks, {})
-        if self._by_name(head):
+            tasks = with_shared_splits(chain, self._matches.origins(head), self._now[head], self._where)
+            return msgspec.structs.replace(chain, tasks=tasks), {}
+        if self._matches.by_name(head):
             return self._matched(chain)
         return self._dealt_out(chain)
 
-    def _matched(self, chain: ChainMetadata) -> ChainMetadata:
+    def _matched(self, chain: ChainMetadata) -> tuple[ChainMetadata, Mapping[int, int]]:
         """A chain whose instances keep what belongs to their names."""
-        origins = self._origins(chain.name)
+        origins = self._matches.origins(chain.name)
         self._check_none_lost(chain, [old for old in origins if old is not None])
         tail, finished = chain.stages[-1], self._recorded[chain.stages[-1]].finished
         tasks, of = {}, {}
@@ -243,7 +219,7 @@ class _Rescaling:
             tasks[new] = msgspec.structs.replace(task, stages=stages)
             if old is not None:
                 of[new] = old
-        return self._with_channels(chain, tasks, of)
+        return msgspec.structs.replace(chain, tasks=tasks), of
 
     def _check_none_lost(self, chain: ChainMetadata, kept: Sequence[int]) -> None:
         names = self._recorded[chain.name].instances
@@ -255,26 +231,27 @@ class _Rescaling:
                 f"end-source {chain.name} --instance {lost[0]}), and restore a checkpoint after its end."
             )
 
-    def _dealt_out(self, chain: ChainMetadata) -> ChainMetadata:
+    def _dealt_out(self, chain: ChainMetadata) -> tuple[ChainMetadata, Mapping[int, int]]:
         """A chain whose instances share state and rows: the state of all is distributed."""
         parallelism = len(self._now[chain.name])
         old = [chain.tasks[index] for index in range(self._recorded[chain.name].parallelism)]
         self._share_keyed_state(chain, old)
         stages = {name: dealt_out(name, old, parallelism) for name in chain.stages}
-        tail, tasks, of = chain.stages[-1], {}, {}
+        tail, tables, tasks, of = chain.stages[-1], _static_tables(chain), {}, {}
         for index in range(parallelism):
             share = self.shares.get(TaskId(chain.name, index))
             own = {name: stages[name][index] for name in chain.stages}
             own[tail] = with_transactions(own[tail], chain.tasks.get(index), tail)
-            of[index] = share.logs if share else -1
+            if share is not None:
+                of[index] = share.logs
             tasks[index] = TaskSnapshot(
                 stages=own,
                 query=old[share.logs].query if share else None,
-                static=_static_tables(old),
+                static=tables,
                 watermark=least_watermark(task.watermark for task in old),
                 valve_watermark=least_watermark(task.valve_watermark for task in old),
             )
-        return self._with_channels(chain, tasks, of)
+        return msgspec.structs.replace(chain, tasks=tasks), of
 
     def _share_keyed_state(self, chain: ChainMetadata, old: Sequence[TaskSnapshot]) -> None:
         ran = {index: task.query for index, task in enumerate(old) if task.query is not None and task.query.batch_id >= 0}
@@ -291,45 +268,6 @@ class _Rescaling:
         whole = bool(recorded.state_partitions)
         shares = keyed_state_shares(old, ran, now, self._key_groups(recorded), key, whole_partitions=whole)
         self.shares.update({TaskId(chain.name, index): share for index, share in shares.items()})
-
-    # Channels
-
-    @cached_property
-    def _groups(self) -> list[ChannelGroup]:
-        """The channels that there are now."""
-        chained = {
-            name: chain for chain in self._before.chains if all(n in self._now for n in chain.stages) for name in chain.stages
-        }
-        layout = dict.fromkeys(chained[name].stages if name in chained else (name,) for name in self._now)
-        chains = [Chain(stages[0], stages, tuple(self._now[stages[0]])) for stages in layout]
-        return list(channel_groups(cast("Pipeline", self._pipeline), chains))
-
-    def _with_channels(self, chain: ChainMetadata, tasks: Mapping[int, TaskSnapshot], of: Mapping[int, int]) -> ChainMetadata:
-        """A chain with its present tasks, and what they know of their present channels.
-
-        Args:
-            tasks: by present instance.
-            of: by present instance, the old one whose query it continues; -1, or no entry, without one.
-        """
-        parallelism = self._recorded[chain.name].parallelism
-        held = [_channels(chain.tasks.get(index)) for index in range(parallelism)]
-        origins = {name: self._origins(name) for name in self._changed if self._by_name(name)}
-        result = {}
-        for index, task in tasks.items():
-            own = held[of[index]] if of.get(index, -1) >= 0 else {}
-            known = []
-            for identity, static in self._into(TaskId(chain.name, index)):
-                saved = known_channel(identity, static, held, self._changed, origins)
-                if saved is not None and not static and identity.producer in self._split_sources:
-                    saved = known_channel(identity, static, held, self._changed)  # any instance may read the splits of any
-                position = own[str(identity)].position if str(identity) in own else 0
-                if saved is not None or position:
-                    known.append(msgspec.structs.replace(saved or ChannelSnapshot(str(identity), 0), position=position))
-            result[index] = msgspec.structs.replace(task, channels=tuple(known), output_positions={})
-        return msgspec.structs.replace(chain, tasks=result)
-
-    def _into(self, task: TaskId) -> Iterator[tuple[ChannelId, bool]]:
-        return ((group.channels[task], group.static) for group in self._groups if task in group.channels)
 
     # What cannot be right
 
@@ -351,11 +289,11 @@ class _Rescaling:
     def _check_static_tables(self, chain: ChainMetadata) -> None:
         """A new instance needs the rows of static inputs that were read to their end, and only the stage's own state has them."""
         head = chain.stages[0]
-        if not self._by_name(head) or None not in self._origins(head) or _static_tables(chain.tasks.values()):
+        if not self._matches.by_name(head) or None not in self._matches.origins(head) or _static_tables(chain):
             return
         for edge in self._reads.get(head, ()):
             if edge.input.mode == "static" and edge.source in self._recorded and self._recorded[edge.source].finished:
-                new = [name for name, old in zip(self._now[head], self._origins(head), strict=True) if old is None]
+                new = [name for name, old in zip(self._now[head], self._matches.origins(head), strict=True) if old is None]
                 raise InstancesChanged(
                     f"Stage {head!r} has the new instance {', '.join(map(repr, new))}, which needs all rows of its static input "
                     f"{edge.source!r}; in {self._where} these were read to their end, and the instances that kept them have "
@@ -372,7 +310,7 @@ class _Rescaling:
             if task.end_of_data != "drain"
         }
         known = {chain.name for chain in rescaled.chains}
-        for group in self._groups:
+        for group in self._channels.groups:
             if group.static or group.producer not in reading:
                 continue
             deaf = [task for task in group.channels if task.vertex in known and task not in reading]
@@ -385,12 +323,10 @@ class _Rescaling:
 
 def _beginning(chain: ChainMetadata) -> TaskSnapshot:
     """The snapshot of a new instance, which begins with the static inputs of the others: each instance gets all their rows."""
-    return TaskSnapshot({name: StageInstanceSnapshot() for name in chain.stages}, static=_static_tables(chain.tasks.values()))
+    return TaskSnapshot({name: StageInstanceSnapshot() for name in chain.stages}, static=_static_tables(chain))
 
 
-def _static_tables(tasks: Iterable[TaskSnapshot]) -> tuple[StaticTableSnapshot, ...]:
-    return next((task.static for task in tasks if task.static), ())
-
-
-def _channels(task: TaskSnapshot | None) -> dict[str, ChannelSnapshot]:
-    return {channel.channel: channel for channel in task.channels} if task is not None else {}
+def _static_tables(chain: ChainMetadata) -> tuple[StaticTableSnapshot, ...]:
+    """The static inputs that a new instance begins with: those of an old one."""
+    reader = table_reader(chain.tasks)
+    return () if reader is None else chain.tasks[reader].static

@@ -31,6 +31,7 @@ from dagster_checkpoints.state.metadata import (
 from dagster_checkpoints.state.rescaled_checkpoint import RescaledCheckpoint, rescale
 from dagster_checkpoints.state.split_sources import check_split_sources
 from dagster_checkpoints.state.stage_names import with_names
+from dagster_checkpoints.state.stages_between import replaced_inputs, with_stages_between
 from dagster_checkpoints.state.views import PipelineView
 
 
@@ -84,6 +85,9 @@ class RestorePlan:
         for whole in dict.fromkeys(self.divided.values()):
             parts = [" -> ".join(chain) for chain in self.chains if self.divided.get(chain[0]) == whole]
             found.append(f"The query of {' -> '.join(whole)} is divided, with its state, into {' and '.join(parts)}.")
+        for stage in self.rescaled.metadata.stages if self.rescaled is not None else ():
+            for each in replaced_inputs(stage).values():
+                found.append(f"{stage.name!r} keeps its state, and reads {each.stage!r} in place of {each.before!r}.")
         if self.new_stages:
             found.append(f"The checkpoint has no state of {_names(self.new_stages)}, which begin without it.")
         if self.dropped:
@@ -98,7 +102,7 @@ def fitted(pipeline: PipelineView, metadata: CheckpointMetadata) -> CheckpointMe
         pipeline: the pipeline that is to run.
         metadata: the metadata as stored.
     """
-    return divided(with_names(metadata, pipeline), pipeline)
+    return divided(with_stages_between(with_names(metadata, pipeline), pipeline), pipeline)
 
 
 def validate_restore(
@@ -283,8 +287,9 @@ def check_union_states(metadata: CheckpointMetadata) -> None:
             stage = recorded[name]
             gone = sorted({*stage.finished, *leaving} if metadata.kind == "checkpoint" else stage.finished)
             if (stage.finished and not stage.fully_finished) or 0 < len(gone) < stage.parallelism:
+                ended = _names(stage.instances[index] for index in gone)
                 raise PartlyFinishedUnionState(
-                    f"Stage {name!r} has the union list state {union!r}, and its instances {_list(gone)} have finished while "
+                    f"Stage {name!r} has the union list state {union!r}, and its instances {ended} have finished while "
                     f"others run. What they held is part of the union, so checkpoint {metadata.checkpoint_id} is declined; the "
                     "next one after all instances have finished can complete. Use list or broadcast state if a part suffices."
                 )

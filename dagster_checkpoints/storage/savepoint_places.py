@@ -218,14 +218,15 @@ class SavepointPlaces:
         )
 
     def _near(self, url: str) -> list[str]:
-        """URLs of the savepoints in a directory and beside it, for the error that a directory is not a savepoint's."""
+        """URLs of the complete savepoints in a directory and beside it, for the error that a directory is not a savepoint's."""
         found: list[str] = []
         parent, _ = split_directory(url)
         for place in (url, parent):
             try:
                 store = self._open(place)
                 folders = (name for name in store.folders() if self._layout.parse_savepoint(name) is not None)
-                found += [f"{store.url}/{name}" for name in islice(folders, _NAMED_IN_ERRORS)]
+                complete = (name for name in folders if store.head(f"{name}/{METADATA}") is not None)
+                found += [f"{store.url}/{name}" for name in islice(complete, _NAMED_IN_ERRORS)]
             except StorageError:  # the list is only a hint
                 continue
         return found

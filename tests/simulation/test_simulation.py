@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from simulation.__main__ import main
-from simulation.faults import FAULTS, WORLDS, Fault, StaleFault, find, injected
+from simulation.faults import FAULTS, WORLDS, find
+from simulation.injection import Fault, StaleFault, injected
 from simulation.running import run
 from simulation.scenario import random_scenario
 from simulation.search import trace

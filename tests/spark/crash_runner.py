@@ -33,6 +33,7 @@ from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.session.spark_session import build_session
 from dagster_checkpoints.spark.session.work_directory import parse_work_directory
 from dagster_checkpoints.storage import CheckpointStorage, open_store
+from tests.spark.numbered_feed import NumberedFeed
 
 ROWS = "k string, ts timestamp, v long"
 NAMES = "k string, name string"
@@ -55,8 +56,9 @@ class Settings:
         input: The URL of the directory with the input; default: the folder's.
         feeds: The names of the live feeds, in the order of the instances.
         hours: The number of instances of the stage with windows.
+        numbered: Whether the live feeds number their rows, with the help of `context.state`.
         fused: Whether the pipeline is that of :func:`fused_pipeline`.
-        unaligned: Whether barriers overtake.
+        checkpoints: Settings of CheckpointConfig, beside those of every run.
         regions: Whether the pipeline is that of :func:`regions_pipeline`.
         splits: The names of the instances of the split source of :func:`splits_pipeline`, which the pipeline is then.
         split_seconds: How long each of its splits takes at least.
@@ -81,7 +83,8 @@ class Settings:
     feeds: str = "abc"
     hours: int = 1
     fused: bool = False
-    unaligned: bool = False
+    checkpoints: dict[str, Any] = field(default_factory=dict)
+    numbered: bool = False
     regions: bool = False
     chained: str = ""
     splits: str = ""
@@ -169,14 +172,15 @@ def in_hours(frame: DataFrame) -> DataFrame:
 
 
 def with_names(frame: DataFrame, names: DataFrame) -> DataFrame:
-    return frame.join(F.broadcast(names), "k", "left").select("name", "ts", "v")
+    number = {"number"} & {*frame.columns}
+    return frame.join(F.broadcast(names), "k", "left").select("name", "ts", "v", *number)
 
 
 def stream(spark: SparkSession, source: str, name: str) -> DataFrame:
     return spark.readStream.schema(ROWS).option("maxFilesPerTrigger", 1).parquet(f"{source}/{name}")
 
 
-def pipeline(folder: Path, source: str, feeds: str = "abc", hours_instances: int = 1) -> Pipeline:
+def pipeline(folder: Path, source: str, feeds: str = "abc", hours_instances: int = 1, *, numbered: bool = False) -> Pipeline:
     """A backfill and three live feeds, a static join with a sink, windows with another."""
     by_name = {"named": StageInput(key="name")} if hours_instances > 1 else {}
 
@@ -194,13 +198,13 @@ def pipeline(folder: Path, source: str, feeds: str = "abc", hours_instances: int
 
     @stage(inputs={"names": StageInput(mode="static")}, sink=HoldingSink(folder / "named"))
     def named(history, live, names):
-        return with_names(history.unionByName(live), names)
+        return with_names(history.unionByName(live, allowMissingColumns=True), names)
 
     @stage(sink=HoldingSink(folder / "hours"), inputs=by_name, instances=[str(number) for number in range(hours_instances)])
     def hours(named):
         return in_hours(named)
 
-    return Pipeline("crashing", [history, live, names, named, hours])
+    return Pipeline("crashing", [history, NumberedFeed(source, ROWS, list(feeds)) if numbered else live, names, named, hours])
 
 
 def fused_pipeline(folder: Path, source: str) -> Pipeline:
@@ -319,8 +323,8 @@ def main() -> None:
             interval=settings.interval,
             initial_delay=settings.initial_delay,
             retained=2,
-            unaligned=settings.unaligned,
             tolerable_failed_checkpoints=100,
+            **settings.checkpoints,
         ),
         restart=FixedDelayRestart(settings.restart_attempts, 1.0) if settings.restart_attempts else NoRestart(),
         work_directory=parse_work_directory(settings.work if "://" in settings.work else str(folder / settings.work)),
@@ -334,7 +338,7 @@ def main() -> None:
         server_copies.SMALLEST_SERVER_COPY = settings.smallest_server_copy
     store: Any = HoldingStore(open_store(settings.storage or str(folder / "store")))
     source = settings.input or str(folder / "input")
-    made = pipeline(folder, source, settings.feeds, settings.hours)
+    made = pipeline(folder, source, settings.feeds, settings.hours, numbered=settings.numbered)
     if settings.fused or settings.regions:
         made = (fused_pipeline if settings.fused else regions_pipeline)(folder, source)
     if settings.splits:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,44 @@ from dagster_checkpoints.pipeline import Pipeline, Stage, unbounded_source
 from dagster_checkpoints.spark.job.events import JobStarted
 from dagster_checkpoints.spark.stored_state import CorrectionError, correct_savepoint, read_state
 from dagster_checkpoints.state import decode
-from dagster_checkpoints.storage import open_store
+from dagster_checkpoints.storage import MissingSavepoint, open_store
 from dagster_checkpoints.storage.locating import opened_at
 
 ROWS = "v long"
+KILLED_AT_EACH_WRITE = """
+import os, signal, sys
+from dagster_checkpoints.spark.stored_state import correct_savepoint
+from dagster_checkpoints.storage import open_store
+
+class Dying:
+    left = 0
+
+    def __init__(self, store):
+        self.store = store
+
+    def __getattr__(self, name):
+        if name in ("put", "put_file", "copy_from"):
+            Dying.left -= 1
+            if Dying.left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return getattr(self.store, name)
+
+    def sibling(self, url):
+        found = self.store.sibling(url)
+        return found and Dying(found)
+
+for writes in range(100):
+    child = os.fork()
+    if not child:
+        Dying.left = writes
+        correct_savepoint(sys.argv[1], sys.argv[2], open_at=lambda url: Dying(open_store(url)), **CHANGES)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status == 0:
+        print(writes)
+        break
+    assert status == -signal.SIGKILL, status
+"""
 STATE_PAGE = Path(__file__).parents[2] / "docs/state.md"
 
 
@@ -38,6 +75,22 @@ class Numbered(Stage):
         text = state.broadcast("texts").get("text", "first")
         state.broadcast("texts").put("text", text)
         return batch.select("v", F.lit(before).cast("long").alias("number"), F.lit(text).alias("text"))
+
+
+def check_a_kill_at_each_write(location: str, target: Path, **changes: Any) -> list[Path]:
+    """A process that corrects a savepoint is killed in front of each of its writes. Returns the directories that it has left."""
+    program = KILLED_AT_EACH_WRITE.replace("CHANGES", repr(changes))
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    run = subprocess.run(
+        [sys.executable, "-c", program, location, str(target)], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    left = [folder for folder in target.iterdir() if not (folder / "_metadata").exists()]
+    assert len(left) == int(run.stdout) - 1 >= 3, "before the first write there is no directory; the last one is complete"
+    for folder in left:
+        with pytest.raises(MissingSavepoint), opened_at(str(folder), open_store) as half:
+            half.read()
+    return left
 
 
 def test_a_job_continues_from_a_corrected_savepoint(lab: Any, tmp_path: Path) -> None:
@@ -84,6 +137,11 @@ def test_a_job_continues_from_a_corrected_savepoint(lab: Any, tmp_path: Path) ->
     assert [each.sources[0][1] for each in offsets] == [{"logOffset": 0}, {"logOffset": 2}]
     with opened_at(location, open_store) as one, opened_at(new, open_store) as other:
         assert one.read() != other.read() == decode(other.storage.read_metadata(other.location), new)
+
+    left = check_a_kill_at_each_write(location, tmp_path / "killed", list_state={"numbered": {"sizes": {"left": [100]}}})
+    refused = lab.start(pipeline, interval=None, restore_from=str(left[-1]))
+    with pytest.raises(MissingSavepoint, match=r"_metadata, found .* Savepoints there: .*/killed/savepoint-1-corrected-\w+\. "):
+        refused.result()
 
     # Files 1 and 2 of the left instance are read again; the rows that the first job has committed stay.
     second = lab.start(pipeline, interval=None, restore_from=new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -17,19 +18,20 @@ import pytest
 
 from dagster_checkpoints.control import NoRunningPipeline
 from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
-from dagster_checkpoints.execution.trace import Created, read, replay
 from dagster_checkpoints.spark.job.events import JobStarted
 from dagster_checkpoints.spark.job.job_execution import JobExecution
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.state import decode
 from dagster_checkpoints.storage import PipelineOwned
+from tests.spark.numbered_feed import numbered_rows
+from tests.spark.replayed_traces import check_replayed_traces
 
 ROOT = Path(__file__).parents[2]
 RUNNER = Path(__file__).with_name("crash_runner.py")
 DEADLINE = 240.0
 ROWS = "k string, ts timestamp, v long"
-HISTORY_FILES = 16
-LIVE_FILES = 4  # of each instance, before each run
+HISTORY_FILES = 12
+LIVE_FILES = 3  # of each instance, before each run
 
 
 class Child:
@@ -60,6 +62,12 @@ class Child:
                     return event
             assert not over, f"the run ended without the expected {kind}\n{self.story()}"
             assert time.monotonic() < until, f"no such {kind}\n{self.story()}"
+            time.sleep(0.05)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        until = time.monotonic() + DEADLINE
+        while not condition():
+            assert self.process.poll() is None and time.monotonic() < until, self.story()
             time.sleep(0.05)
 
     def kill(self, group: bool = True) -> None:
@@ -97,21 +105,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
         except ProcessLookupError:
             continue
         child.process.wait(30)
-    replay_traces(tmp_path, children)
-
-
-def replay_traces(folder: Path, children: list[Child]) -> None:
-    """Check that the machines repeat the traces of all runs, also of those that were killed."""
-    traces = sorted(folder.glob("traces/crashing/*.trace"))
-    started = {child.run_id for child in children if child.events("JobStarted")}
-    assert {trace.name.rpartition("-e")[0] for trace in traces} >= started
-    for trace in traces:
-        with trace.open(encoding="utf-8") as lines:
-            entries = list(read(lines))
-        kinds = {entry.kind for entry in entries if isinstance(entry, Created)}
-        assert "execution.job_machine:JobMachine" in kinds, trace
-        assert "execution.task_machine:TaskMachine" in kinds or trace.name.rpartition("-e")[0] not in started, trace
-        assert [str(difference) for difference in replay(entries)] == [], trace
+    check_replayed_traces(tmp_path, {child.run_id for child in children if child.events("JobStarted")})
 
 
 class Feed:
@@ -133,9 +127,9 @@ class Feed:
         for instance in "abc":
             for _ in range(LIVE_FILES):
                 begin = self._minute[instance]
-                rows = [(instance, self.lab.at(60 * m + 1), m) for m in range(begin, begin + 20, 2)]
+                rows = [(instance, self.lab.at(60 * m + 1), m) for m in range(begin, begin + 30, 3)]
                 self.lab.put(f"live-{instance}", ROWS, rows)
-                self._minute[instance] += 20
+                self._minute[instance] += 30
                 self.live_rows += len(rows)
 
     def drain_when_consumed(self) -> None:
@@ -143,16 +137,17 @@ class Feed:
         scratch.write_text(json.dumps({"live": self.live_rows, "history": self.history_rows}))
         scratch.rename(self.lab.folder / "drain-at.json")
 
-    def rows(self) -> Any:
-        """Everything that was put, as one DataFrame."""
+    def rows(self, numbered: bool = False) -> Any:
+        """Everything that was put, as one DataFrame; the rows of the live feeds numbered or not."""
         rows = self.lab.table("history", ROWS)
         for instance in "abc":
-            rows = rows.unionByName(self.lab.table(f"live-{instance}", ROWS))
+            table = self.lab.table(f"live-{instance}", ROWS)
+            rows = rows.unionByName(numbered_rows(table) if numbered else table, allowMissingColumns=True)
         return rows
 
-    def check(self) -> None:
+    def check(self, numbered: bool = False) -> None:
         runner = _runner()
-        rows = self.rows()
+        rows = self.rows(numbered)
         named = runner.with_names(rows, self.lab.table("names", "k string, name string"))
         self.lab.check(named, "named")
         self.lab.check(runner.in_hours(named), "hours")
@@ -174,6 +169,8 @@ def history_is_done(event: dict[str, Any]) -> bool:
 
 
 def test_a_pipeline_killed_at_six_moments_commits_every_row_once(lab: Any, start: Callable[..., Child]) -> None:
+    """Barriers are aligned, overtake at once or after a timeout, and several checkpoints are in flight. Feeds keep state."""
+    start = functools.partial(start, numbered=True)
     chance = random.Random(147)
     feed = Feed(lab)
     feed.more()
@@ -185,13 +182,14 @@ def test_a_pipeline_killed_at_six_moments_commits_every_row_once(lab: Any, start
     child.kill()
     assert not lab.committed("named")
 
-    # While a checkpoint uploads a state file.
-    child = start("uploading", hold="upload", hold_at=chance.randint(1, 6))
+    # While a checkpoint uploads a state file, and others have begun after it.
+    child = start("uploading", hold="upload", hold_at=chance.randint(1, 6), interval=0.3, checkpoints={"max_concurrent": 3})
     child.wait_for("Holding")
+    child.wait_until(lambda: len(lab.control("crashing").status().pending) == 3)
     child.kill(group=False)
 
     # While the backfill still runs; the barriers overtake.
-    child = start("backfill", initial_delay=0.2, unaligned=True)
+    child = start("backfill", initial_delay=0.2, checkpoints={"unaligned": True})
     done = child.wait_for("CheckpointDone")
     child.kill()
     assert not history_is_done(done)
@@ -204,7 +202,7 @@ def test_a_pipeline_killed_at_six_moments_commits_every_row_once(lab: Any, start
     child.kill(group=False)
 
     # After the backfill has finished.
-    child = start("live", unaligned=True)
+    child = start("live", checkpoints={"unaligned": True, "aligned_checkpoint_timeout": 0.05})
     done = child.wait_for("CheckpointDone", history_is_done)
     assert done["roots"] == ["live"]
     child.kill()
@@ -221,12 +219,13 @@ def test_a_pipeline_killed_at_six_moments_commits_every_row_once(lab: Any, start
 
     child = start("last")
     assert child.end()["status"] == "FINISHED", child.story()
-    feed.check()
+    feed.check(numbered=True)
     assert not list((lab.folder / "store/crashing/checkpoints").rglob("_metadata"))
 
 
 def test_a_pipeline_killed_and_started_with_other_instances_commits_every_row_once(lab: Any, start: Callable[..., Child]) -> None:
-    """The backfill has ended; windows move from two instances to three, feeds are in another order."""
+    """The backfill has ended; windows move from two instances to three, feeds are in another order and keep their state."""
+    start = functools.partial(start, numbered=True)
     feed = Feed(lab)
     feed.more()
     child = start("two", hours=2)
@@ -239,7 +238,7 @@ def test_a_pipeline_killed_and_started_with_other_instances_commits_every_row_on
     assert started["restored_checkpoint"] >= done["checkpoint_id"]
     assert set(started["finished_stages"]) == {"history", "names"}
     assert child.end()["status"] == "FINISHED", child.story()
-    feed.check()
+    feed.check(numbered=True)
 
 
 def test_a_split_source_killed_while_it_is_partly_finished_and_started_with_other_instances(

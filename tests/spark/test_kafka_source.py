@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import pyarrow.parquet as pq
 import pytest
 
-from bench.kafka_broker import CONNECTOR, KafkaBroker, add_connector
+from bench.kafka_broker import KafkaBroker, add_connector
 from dagster_checkpoints.control.status import read_status
 from dagster_checkpoints.coordination import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
@@ -29,17 +29,6 @@ from dagster_checkpoints.spark.query.kafka_lag import rows_behind
 ROOT = Path(__file__).parents[2]
 RUNNER = Path(__file__).with_name("kafka_runner.py")
 DEADLINE = 240.0
-
-
-@pytest.fixture
-def kafka_jars(kafka: KafkaBroker) -> list[Path]:
-    from bench import maven_jars
-    from dagster_checkpoints.spark.session.java import find_java_home
-
-    try:
-        return maven_jars.fetched(CONNECTOR, f"{find_java_home()}/bin/java")
-    except maven_jars.JarsUnavailable as problem:
-        pytest.skip(str(problem))
 
 
 @pytest.fixture

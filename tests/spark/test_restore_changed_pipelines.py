@@ -17,7 +17,21 @@ from pyspark.sql import functions as F
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.plugin.verification import verify_savepoint
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted
-from dagster_checkpoints.state import InputRowsGone, InputsChanged, SourcesChanged, StatefulPlanChanged
+from dagster_checkpoints.spark.query.restored_plans import forgotten_sources
+from dagster_checkpoints.state import (
+    ChainMetadata,
+    CheckpointMetadata,
+    InputMetadata,
+    InputRowsGone,
+    InputsChanged,
+    NonRestoredState,
+    QuerySnapshot,
+    SourcesChanged,
+    StageMetadata,
+    StatefulPlanChanged,
+    TaskSnapshot,
+    fitted,
+)
 
 ROWS = "k string, ts timestamp, v long"
 NAMES = "k string, name string"
@@ -59,7 +73,12 @@ class Flow:
         self.lab = lab
 
     def pipeline(
-        self, *more: Any, key: str = "k", window: str = "1 hour", sources: tuple[str, ...] = ("live", "spare")
+        self,
+        *more: Any,
+        key: str = "k",
+        window: str = "1 hour",
+        sources: tuple[str, ...] = ("live", "spare"),
+        between: bool = False,
     ) -> Pipeline:
         lab = self.lab
 
@@ -71,10 +90,19 @@ class Flow:
         def rows(live):
             return live.where("v >= 0")
 
-        @stage(inputs={"rows": StageInput(key=key)}, instances=["a", "b"], sink=lab.sink("hours"))
-        def hours(rows):
-            counted = rows.groupBy(F.window("ts", window), "k").agg(F.count("*").alias("n"))
-            return counted.select(F.col("window.start").alias("start"), "k", "n")
+        @stage
+        def checked(rows):
+            return rows.where("v <> 1001")
+
+        class Hours(Stage):
+            def transform(self, context, **inputs):
+                (rows,) = inputs.values()
+                counted = rows.groupBy(F.window("ts", window), "k").agg(F.count("*").alias("n"))
+                return counted.select(F.col("window.start").alias("start"), "k", "n")
+
+        reads = {"checked" if between else "rows": StageInput(key=key)}
+        hours = Hours("hours", inputs=reads, instances=["a", "b"], sink=lab.sink("hours"))
+        more = (checked, *more) if between else more
 
         @bounded_source(sink=lab.sink("names"))
         def names(context):
@@ -143,14 +171,14 @@ def test_what_a_restore_takes_and_what_it_refuses(lab: Any) -> None:
     def late(rows):
         return rows.select("k", "v")
 
-    second = lab.start(flow.pipeline(late))
+    second = lab.start(flow.pipeline(late, between=True))  # `checked` is between `rows` and `hours` now
     assert second.wait_for(JobStarted).restored_checkpoint is not None
-    lab.put("live", ROWS, [("a", lab.at(3600 * 9), 1000)])
-    second.wait_until(lambda: lab.count("late") == 1)
+    lab.put("live", ROWS, [("a", lab.at(3600 * 9), 1000), ("b", lab.at(3600 * 9), 1001)])
+    second.wait_until(lambda: lab.count("late") == 2)
     second.wait_until(lambda: lab.count("hours") == 4)
     second.drain()
     second.finished()
-    assert lab.committed("late") == [("a", 1000)]
+    assert sorted(lab.committed("late")) == [("a", 1000), ("b", 1001)]
     zero = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     starts = [zero, zero, *[zero + dt.timedelta(hours=1)] * 2, zero + dt.timedelta(hours=9)]
     assert [row[0] for row in lab.committed("hours")] == starts
@@ -218,12 +246,15 @@ def test_a_pipeline_whose_stages_are_renamed(lab: Any) -> None:
 
 
 class OneQuery:
-    """live -> fresh (drops duplicates) -> hours (counts by window), in one query until more stages read the first two."""
+    """live -> plain -> fresh (drops duplicates) -> hours (counts by window), in one query until more stages read some of them.
+
+    Then `plain` is gone, too, and `odd` is between `fresh` and `hours`.
+    """
 
     def __init__(self, lab: Any) -> None:
         self.lab = lab
 
-    def pipeline(self, *more: Any, hour: str = "1 hour") -> Pipeline:
+    def pipeline(self, *more: Any, hour: str = "1 hour", changed: bool = False) -> Pipeline:
         lab = self.lab
 
         @unbounded_source(watermark=("ts", "10 minutes"))
@@ -231,15 +262,28 @@ class OneQuery:
             return lab.stream("live", ROWS).withColumn("key", F.upper("k"))
 
         @stage
-        def fresh(live):
-            return live.dropDuplicatesWithinWatermark(["v"]).withColumn("half", F.col("v") % 2)
+        def plain(live):
+            return live.where("v >= 0")
 
-        @stage(sink=lab.sink("hours"), event_time="start")
-        def hours(fresh):
-            counted = fresh.groupBy(F.window("ts", hour), "key", "half").agg(F.count("*").alias("n"), F.sum("v").alias("v"))
-            return counted.select(F.col("window.start").alias("start"), "key", "half", "n", "v")
+        class Fresh(Stage):
+            def transform(self, context, **inputs):
+                (rows,) = inputs.values()
+                return rows.dropDuplicatesWithinWatermark(["v"]).withColumn("half", F.col("v") % 2)
 
-        return Pipeline("one", [live, fresh, hours, *more])
+        @stage
+        def odd(fresh):
+            return fresh.where("v < 150 or half = 1")
+
+        class Hours(Stage):
+            def transform(self, context, **inputs):
+                (rows,) = inputs.values()
+                counted = rows.groupBy(F.window("ts", hour), "key", "half").agg(F.count("*").alias("n"), F.sum("v").alias("v"))
+                return counted.select(F.col("window.start").alias("start"), "key", "half", "n", "v")
+
+        fresh = Fresh("fresh", inputs={"live" if changed else "plain": StageInput()})
+        reads = {"odd" if changed else "fresh": StageInput()}
+        hours = Hours("hours", inputs=reads, sink=lab.sink("hours"), event_time="start")
+        return Pipeline("one", [live, odd if changed else plain, fresh, hours, *more])
 
     def with_readers(self, **options: Any) -> Pipeline:
         @stage(sink=self.lab.sink("audit"))
@@ -250,7 +294,7 @@ class OneQuery:
         def news(fresh):
             return fresh.select("key", "v")
 
-        return self.pipeline(audit, news, **options)
+        return self.pipeline(audit, news, changed=True, **options)
 
     def put(self, minutes: range) -> None:
         self.lab.put("live", ROWS, [("ab"[m % 2], self.lab.at(60 * m), m) for m in minutes])
@@ -260,19 +304,24 @@ def test_readers_inside_a_chain_divide_its_query_and_its_state(lab: Any) -> None
     flow = OneQuery(lab)
     flow.put(range(90))
     first = lab.start(flow.pipeline())
-    assert first.chains == (("live", "fresh", "hours"),)
+    assert first.chains == (("live", "plain", "fresh", "hours"),)
     first.wait_for(CheckpointDone, lambda done: done.stages["hours"].rows == 2)
     first.cancel()
     assert first.result().status == "CANCELED"
     readers = flow.with_readers(hour="30 minutes")
     Flow(lab).refused(
-        StatefulPlanChanged, readers, "aggregate by window(ts, 1 hour), upper(k), (v % 2)", "Now: aggregate by window(ts, 30"
+        StatefulPlanChanged,
+        readers,
+        "aggregate by window(ts, 1 hour), upper(k), (v % 2)",
+        "Now: aggregate by window(ts, 30",
+        allow_non_restored_state=True,
     )
+    Flow(lab).refused(NonRestoredState, flow.with_readers(), "'plain'", "allow_non_restored_state")
     flow.put(range(85, 120))  # 85 to 89 are known: their state is that of another operator number now
-    second = lab.start(flow.with_readers())
+    second = lab.start(flow.with_readers(), allow_non_restored_state=True)
     started = second.wait_for(JobStarted)
     assert started.restored_checkpoint is not None
-    assert set(started.chains) == {("live",), ("fresh",), ("hours",), ("audit",), ("news",)}
+    assert set(started.chains) == {("live",), ("fresh",), ("odd",), ("hours",), ("audit",), ("news",)}
     second.wait_until(lambda: lab.count("news") == 30)
     flow.put(range(115, 200))
     second.wait_for(CheckpointDone, lambda done: done.stages["news"].rows == 110)
@@ -282,8 +331,22 @@ def test_readers_inside_a_chain_divide_its_query_and_its_state(lab: Any) -> None
     expected = []
     for hour in range(4):
         for half, key in enumerate("AB"):
-            values = [m for m in range(60 * hour, min(60 * hour + 60, 200)) if m % 2 == half]
-            expected.append((zero + dt.timedelta(hours=hour), key, half, len(values), sum(values)))
+            values = [m for m in range(60 * hour, min(60 * hour + 60, 200)) if m % 2 == half and (m < 150 or half)]
+            if values:
+                expected.append((zero + dt.timedelta(hours=hour), key, half, len(values), sum(values)))
     assert sorted(lab.committed("hours")) == sorted(expected)
     assert sorted(lab.committed("news")) == sorted(("AB"[m % 2], m) for m in range(90, 200))
     assert sorted(lab.committed("audit")) == sorted(("AB"[m % 2], m) for m in [*range(85, 120), *range(115, 200)])
+
+
+def test_streams_of_a_replaced_input_begin_anew_and_others_go_on(lab: Any) -> None:
+    """A restore that takes the stage between out again finds no positions of the channels that were there before."""
+    pipeline = Flow(lab).pipeline(between=True)
+    texts = ("watermark of input 'rows'", "records of input 'rows'", "records of input 'other'")
+    task = TaskSnapshot(query=QuerySnapshot(7, sources=texts))
+    inputs = (InputMetadata("rows", "stream", "all_to_all", "k"), InputMetadata("other"))
+    recorded = (StageMetadata("rows", 1, ("0",), inputs=()), StageMetadata("hours", 2, ("a", "b"), inputs=inputs))
+    chains = (ChainMetadata("hours", ("hours",), {0: task, 1: task}),)
+    metadata = fitted(pipeline, CheckpointMetadata("changed", 3, recorded, chains))
+    assert forgotten_sources(pipeline, metadata, "hours", task) == [0, 1]
+    assert forgotten_sources(pipeline, metadata, "rows", task) == []

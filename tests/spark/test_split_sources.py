@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import logging
+import queue
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -15,9 +17,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.coordination import FixedDelayRestart
+from dagster_checkpoints.execution.job_actions import DiscoverSplits
 from dagster_checkpoints.pipeline import Pipeline, SplitSource, split_source, stage
 from dagster_checkpoints.spark.errors import JobFailedError, StageFailedError, StageResultError
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobRestarting
+from dagster_checkpoints.spark.job.split_discovery import SplitDiscovery
 from dagster_checkpoints.spark.stored_state import read_state
 
 FLIGHTS = "k string, ts timestamp, v long"
@@ -142,3 +146,19 @@ def test_what_a_split_source_does_wrong_names_the_source(lab: Any) -> None:
         "to return the columns of schema, struct<k:string,ts:timestamp,v:bigint>, found struct<k:string>",
         read=read,
     )
+
+
+def test_a_list_of_splits_becomes_known_as_a_whole_and_an_iterator_bit_by_bit(spark: Any) -> None:
+    def reports(discover: Any) -> list[Any]:
+        source = split_source(schema=FLIGHTS, discover=discover, sink=object(), name="days")(lambda split: split)
+        found: queue.Queue[Any] = queue.Queue()
+        discovery = SplitDiscovery(Pipeline("known", [source]), spark, {}, logging.getLogger("tests"), found.put)
+        discovery.begin(DiscoverSplits(1, "days"))
+        events = [found.get(timeout=60).event]
+        while not events[-1].last:
+            events.append(found.get(timeout=60).event)
+        return [event.splits for event in events]
+
+    names = tuple(f"{number}" for number in range(2_000))
+    assert reports(lambda: list(names)) == reports(names) == [names]
+    assert [len(splits) for splits in reports(lambda: iter(names))] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 977]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from dagster_checkpoints.pipeline import Pipeline, Stage, bounded_source, stage, unbounded_source
+from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted
 from dagster_checkpoints.state import CheckpointMetadata, Segment, decode
 
@@ -164,3 +164,58 @@ def test_behind_a_queue_of_a_hundred_micro_batches_a_checkpoint_waits_for_two_at
     assert in_flight_rows(metadata)["slow"] == per_file * queued - done.stages["slow"].rows
     job.cancel()
     job.result()
+
+
+class HeldHours(Held):
+    """Counts by window and key; each micro-batch waits for a permit."""
+
+    def transform(self, context: Any, live: Any) -> Any:
+        return in_hours(live)
+
+
+def test_rows_in_flight_go_to_the_instances_that_own_their_keys_now(lab: Any) -> None:
+    """From two instances to three, and to one: each time from an unaligned checkpoint with rows on several channels."""
+    permits, written = lab.input("permits"), 0
+    done = None
+    for number, (feeds, instances) in enumerate((("ab", "pq"), ("ba", "pqr"), ("ab", "p"))):
+        for _ in range(3):
+            for feed in "ab":
+                minutes = range(written // 2, written // 2 + PER_FILE)
+                lab.put(feed, ROWS, [("cdefghij"[m % 8], lab.at(60 * m), m) for m in minutes])
+            written += 2 * PER_FILE
+
+        @unbounded_source(watermark=("ts", "1 minute"), instances=list(feeds))
+        def live(context):
+            return lab.stream(context.instance, ROWS)
+
+        reads = {"live": StageInput(key="k")}
+        slow = HeldHours(
+            permits,
+            name="slow",
+            inputs=reads,
+            instances=list(instances),
+            sink=lab.sink("hours"),
+            max_rows_per_trigger=PER_FILE,
+        )
+        job = lab.start(Pipeline("divided", [live, slow]), interval=1000.0, checkpoints={"unaligned": True})
+        started = job.wait_for(JobStarted)
+        assert started.restored_checkpoint == (None if done is None else done.checkpoint_id)
+        job.wait_until(lambda rows=written, job=job: job.execution.rows().get("live") == rows)
+        if number == 2:
+            break
+        answered = job.ask("checkpoint")
+        while not answered.done():  # a permit each for some micro-batches, until the snapshots are taken
+            (permits / f"permit{time.monotonic_ns()}").touch()
+            time.sleep(0.2)
+        done = job.wait_for(CheckpointDone)
+        metadata = decode(lab.storage("divided").read_metadata(done.location), done.location)
+        channels = [c for chain in metadata.chains for task in chain.tasks.values() for c in task.channels if c.in_flight]
+        assert in_flight_rows(metadata)["slow"] > 0 and len({c.channel.partition("->")[0] for c in channels}) == 2, channels
+        job.cancel()
+        job.result()
+        for permit in permits.glob("permit*"):
+            permit.unlink()
+    (permits / "free").touch()
+    job.drain()
+    job.finished()
+    lab.check(in_hours(lab.table("a", ROWS).unionByName(lab.table("b", ROWS))), "hours")

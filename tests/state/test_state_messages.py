@@ -115,7 +115,7 @@ CASES: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: check_union_states(union((0,))),
-        "Stage 'live' has the union list state 'offsets', and its instances 0, 1 have finished while others run. What they "
+        "Stage 'live' has the union list state 'offsets', and its instances '0', '1' have finished while others run. What they "
         "held is part of the union, so checkpoint 7 is declined; the next one after all instances have finished can complete."
         " Use list or broadcast state if a part suffices.",
     ),

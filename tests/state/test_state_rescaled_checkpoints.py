@@ -22,7 +22,6 @@ from dagster_checkpoints.state import (
     StageMetadata,
     StaticTableSnapshot,
     TaskSnapshot,
-    WatermarkAt,
     decode,
     encode,
     recorded_inputs,
@@ -222,7 +221,6 @@ def test_one_instance_may_become_several_with_a_key() -> None:
     assert plan.rescaled is not None and {share.key for share in plan.rescaled.shares.values()} == {"k"}
 
 
-IN_FLIGHT = {i: snapshot("counted", "x", [channel(0, i, 1, in_flight=(WatermarkAt(1),))]) for i in range(2)}
 WAITING = {0: snapshot("counted", "p", end_of_data="drain"), 1: snapshot("counted", "q")}
 UNRECORDED = {i: snapshot("counted", "x", own=StageInstanceSnapshot()) for i in range(2)}
 
@@ -231,8 +229,6 @@ UNRECORDED = {i: snapshot("counted", "x", own=StageInstanceSnapshot()) for i in 
     ("now", "before", "text"),
     [
         (pipeline("ab"), checkpoint(pipeline()), "'live' has no instance 'c' any more"),
-        (pipeline(keyed="pqr"), checkpoint(pipeline(), readers=IN_FLIGHT), "elements in flight on live"),
-        (pipeline("abcd"), checkpoint(pipeline(), readers=IN_FLIGHT), "elements in flight on live"),
         (pipeline(keyed="pqr"), checkpoint(pipeline(), readers=WAITING), r"instances that have ended: counted\[0\]"),
         (pipeline(keyed="pqr"), checkpoint(pipeline(), readers=UNRECORDED), "does not say whether it keeps state"),
         (pipeline(keyed="pqr", edge="all_to_all"), checkpoint(pipeline(edge="all_to_all")), "no column decides"),

@@ -111,7 +111,7 @@ def test_event_time_begins_with_that_of_the_slowest_instance() -> None:
     assert {plan.tasks[TaskId("days", i)].watermark for i in (0, 1)} == {300}
     assert [(c.channel, c.watermark, c.idle) for c in plan.tasks[TaskId("counted", 0)].channels] == [
         ("days[0]->counted[0]", 300, False),
-        ("days[1]->counted[0]", None, False),
+        ("days[1]->counted[0]", 300, False),
     ]
 
 

@@ -690,7 +690,7 @@ def test_union_state_of_a_partly_finished_stage(kind: str, finished: tuple[int, 
         chains=(ChainMetadata("V0", ("V0",), {0: task}),),
     )
     if refused:
-        with pytest.raises(PartlyFinishedUnionState, match=r"'V0'.*'offsets'.*instances 1"):
+        with pytest.raises(PartlyFinishedUnionState, match=r"'V0'.*'offsets'.*instances '1'"):
             check_union_states(metadata)
     else:
         check_union_states(metadata)

@@ -41,7 +41,7 @@ def test_all_instances_with_union_state_end_with_one_checkpoint(
         kind=kind,
     )
     if refused:
-        with pytest.raises(PartlyFinishedUnionState, match=r"'V0'.*'offsets'.*instances 1"):
+        with pytest.raises(PartlyFinishedUnionState, match=r"'V0'.*'offsets'.*instances '1'"):
             check_union_states(metadata)
     else:
         check_union_states(metadata)

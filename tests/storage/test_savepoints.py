@@ -375,7 +375,7 @@ def test_the_error_for_a_directory_of_savepoints_names_the_savepoints_in_it(
             owned.open_savepoint(near)
     unfinished = owned.savepoint_directory(8, "x", target)
     unfinished.upload_files(_write(source, {"a": b"a"}))
-    with pytest.raises(MissingSavepoint, match="never completed"):
+    with pytest.raises(MissingSavepoint, match=f"never completed, .* Savepoints there: {directory.url}. Name one"):
         owned.open_savepoint(unfinished.url)
 
 

@@ -5,21 +5,27 @@ Which channels there are is `pipeline.channels`; what a restored one begins with
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from dagster_checkpoints.execution.restored_channels import first_elements
 from dagster_checkpoints.pipeline import Chain, ChannelGroup, Pipeline, TaskId, channel_groups
 from dagster_checkpoints.spark.channels.channel_log import Channel, Records, SegmentFiles
 from dagster_checkpoints.spark.channels.outputs import OutputEdge
-from dagster_checkpoints.spark.channels.segments import Split
+from dagster_checkpoints.spark.channels.segments import Split, write_share
 from dagster_checkpoints.spark.files.work_folder import WorkFolder
 from dagster_checkpoints.spark.files.work_path import WorkPath
 from dagster_checkpoints.state import (
     Segment,
+    SegmentShare,
     StateFile,
     TaskSnapshot,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 class Wiring:
@@ -69,15 +75,34 @@ class Wiring:
         snapshot: TaskSnapshot | None,
         folder: WorkFolder,
         fetch: Callable[[Sequence[StateFile], WorkFolder], WorkPath],
+        rows: Callable[[str, Sequence[WorkPath]], DataFrame],
     ) -> None:
-        """Append to the task's input channels what they begin with: elements in flight, and the end after a finished producer."""
+        """Append to the task's input channels what they begin with: elements in flight, and the end after a finished producer.
+
+        Args:
+            task: The task.
+            snapshot: The snapshot from which it is restored; None for a new start.
+            folder: The task's directory.
+            fetch: Fetches files of the checkpoint below a directory, and returns that.
+            rows: Reads files with rows of a stage.
+        """
         saved = {c.channel: c.in_flight for c in snapshot.channels} if snapshot else {}
+        shares = itertools.count()
         for producer, channel in self._inputs[task]:
             elements = first_elements(saved.get(str(channel.id), ()), producer in self._finished)
             files = [f for e in elements if isinstance(e, Segment) for f in e.files]
             root = fetch(files, folder) if files else folder.work
             for element in elements:
-                channel.append(Records(restored_segment(element, root)) if isinstance(element, Segment) else element)
+                if not isinstance(element, Segment):
+                    channel.append(element)
+                    continue
+                segment: SegmentFiles | None = restored_segment(element, root)
+                if segment is not None and isinstance(element, SegmentShare):
+                    whole, target = segment, folder.work / "shares" / f"{next(shares):06d}"
+                    segment = write_share(rows(channel.id.producer, whole.files), target, element)
+                    whole.release()
+                if segment is not None:
+                    channel.append(Records(segment))
 
     def close(self) -> None:
         for inputs in self._inputs.values():

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles, segment_of
 from dagster_checkpoints.spark.files.work_path import WorkPath, entries_of, rows_of, url
+from dagster_checkpoints.state import SegmentShare
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -85,6 +86,21 @@ def write_split_segments(batch: DataFrame, folder: WorkPath, split: Split) -> di
             segments[index] = segment
     _check_rows(folder, written, sum(segment.rows for segment in segments.values()))
     return segments
+
+
+def write_share(rows: DataFrame, folder: WorkPath, share: SegmentShare) -> SegmentFiles | None:
+    """Write the rows of a segment that an instance gets: those that :class:`Split` gives it. Returns None if there are none.
+
+    Args:
+        rows: All rows of the segment.
+        folder: The directory of the new segment.
+        share: The instance's part.
+
+    Raises:
+        SegmentRowsError: The files hold another number of rows than Spark has counted.
+    """
+    split = Split(share.readers, share.key, share.key_groups)
+    return write_segment(rows.where(split.column() == F.lit(share.reader)), folder)
 
 
 def _write(batch: DataFrame, folder: WorkPath, *partition_by: str) -> int:

@@ -38,7 +38,7 @@ from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.spark.tasks.channel_task import TaskInput
 from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.tasks.task_parts import StageInstance
-from dagster_checkpoints.state import InstancesChanged, TaskSnapshot
+from dagster_checkpoints.state import InstancesChanged, TaskSnapshot, with_stages_now
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -170,7 +170,7 @@ class AttemptPlans:
         if stages is None:
             return None
         known = {stage.name for stage in self._pipeline.stages}
-        present = [name for name in stages if name in known]
+        present = [name for name in with_stages_now(stages, self._restored.metadata) if name in known]
         whole = Chain(present[0], tuple(present), chain.instances)
         return describe(self._analyse(whole, index, self.inputs(whole, index)))
 

@@ -7,7 +7,7 @@ plans come from `attempt_plans`, the state from `restored_state`. It must not kn
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,13 +32,16 @@ from dagster_checkpoints.spark.channels.channel_wiring import Wiring
 from dagster_checkpoints.spark.channels.outputs import TaskOutput
 from dagster_checkpoints.spark.errors import PlanRefusedError, StageError
 from dagster_checkpoints.spark.files.work_folder import WorkFolder
+from dagster_checkpoints.spark.files.work_path import WorkPath
 from dagster_checkpoints.spark.job.attempt_plans import AttemptPlans
 from dagster_checkpoints.spark.job.attempt_settings import AttemptSettings
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.task_sinks import SettledSink, TaskSinks
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
 from dagster_checkpoints.spark.query.plan_report import PlanReport
+from dagster_checkpoints.spark.query.restored_plans import forgotten_sources
 from dagster_checkpoints.spark.query.stage_calls import StageCall, open_stage
+from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 from dagster_checkpoints.spark.snapshots.rescaled_state import RescaledState
 from dagster_checkpoints.spark.snapshots.restored_state import Restored, RestoredState, late_rows_of_finished, rows_of_finished
 from dagster_checkpoints.spark.snapshots.uploads import SnapshotUploader
@@ -55,7 +58,7 @@ from dagster_checkpoints.state import KeyedStateShare, RestoreError, TaskSnapsho
 from dagster_checkpoints.storage import CheckpointStorage
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 class Deployer:
@@ -251,6 +254,10 @@ class _Attempt:
         self._opened.clear()
         self.wiring.close()
 
+    def _rows(self, stage: str, files: Sequence[WorkPath]) -> DataFrame:
+        """The rows of a stage in files of its segments."""
+        return table_dataframe(self.spark, self.plans.schemas[stage], files)
+
     def _task(self, chain: Chain, index: int, uploader: SnapshotUploader, report: SendReport) -> Task:
         task = TaskId(chain.name, index)
         snapshot = self.restored.plan.tasks.get(task) if self.restored else None
@@ -259,11 +266,13 @@ class _Attempt:
         share = self._share(task)
         tables = self.state.tables(snapshot, folder)
         inputs = self.plans.inputs(chain, index)
-        self.wiring.restore_in_flight(task, snapshot, folder, self.state.fetch_segments)
+        self.wiring.restore_in_flight(task, snapshot, folder, self.state.fetch_segments, self._rows)
         instances = self._instances(chain, index, snapshot)
         plan, described = (None, None) if after_finish else self.plans.checked(chain, index, inputs, instances)
         if snapshot is not None and snapshot.query is not None and described is not None and share is None:
-            self.state.fetch_query(snapshot.query, folder, snapshot.fused, len(described.sources))
+            assert self.restored is not None
+            forgotten = forgotten_sources(self.pipeline, self.restored.metadata, chain.stages[0], snapshot)
+            self.state.fetch_query(snapshot.query, folder, forgotten, len(described.sources))
         self.plans.load_recorded_schema(chain)
         if share is not None:
             assert plan is not None

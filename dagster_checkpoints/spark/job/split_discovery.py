@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from dagster_checkpoints.execution.job_actions import DiscoverSplits
 from dagster_checkpoints.execution.job_events import TaskFailure, TaskReport
 from dagster_checkpoints.execution.split_events import SplitsDiscovered
-from dagster_checkpoints.pipeline import DiscoveryContext, InputAsset, Pipeline, SplitSource, TaskId
+from dagster_checkpoints.pipeline import DiscoveryContext, InputAsset, Pipeline, SplitSource, StageKind, TaskId
 from dagster_checkpoints.spark.errors import StageFailedError
 from dagster_checkpoints.spark.job.job_messages import failure_of
 from dagster_checkpoints.spark.query.error_location import own_line
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SPLITS_OF_A_REPORT = 1_000
-"""Maximum number of splits in one report. The first reports have fewer, so that instances read while a discovery goes on."""
+"""Maximum number of splits in a report of an iterator. Its first ones have fewer: instances read while a discovery goes on."""
 
 
 class SplitDiscovery:
@@ -63,28 +63,34 @@ class SplitDiscovery:
 
     def _run(self, action: DiscoverSplits) -> None:
         try:
-            batch: list[str] = []
-            size = 1
-            for split in self._splits(action.stage):
-                if self._attempts.get(action.stage) != action.attempt:
-                    return
-                batch.append(split)
-                if len(batch) == size:
-                    self._report(TaskReport(action.attempt, SplitsDiscovered(action.stage, tuple(batch))))
-                    batch, size = [], min(2 * size, SPLITS_OF_A_REPORT)
-            self._report(TaskReport(action.attempt, SplitsDiscovered(action.stage, tuple(batch), last=True)))
+            self._discover(action)
         except Exception as error:
             self._report(TaskReport(action.attempt, TaskFailure(TaskId(action.stage, 0), failure_of(error))))
 
-    def _splits(self, name: str) -> Iterator[str]:
-        stage = self._pipeline.stage(name)
+    def _discover(self, action: DiscoverSplits) -> None:
+        """Report the splits that a source discovers.
+
+        A list is one report, so that each checkpoint has all of its splits or none: a list says what there is at one moment, and
+        after a failure another discovery may divide the same rows in another way.
+        """
+        stage = self._pipeline.stage(action.stage)
         assert isinstance(stage, SplitSource)
-        context = DiscoveryContext(self._spark, name, self._log, self._assets.get(name, {}))
+        assets = self._assets.get(stage.name, {})
+        context = DiscoveryContext(self._spark, stage.name, self._log, assets, stage.kind is StageKind.BOUNDED_SOURCE)
+        batch: list[str] = []
         try:
             own = stage.for_instance()
-            for split in own.discover(context):
-                yield own.encode_split(split)
+            found = own.discover(context)
+            size = None if isinstance(found, Sequence) else 1
+            for split in found:
+                if self._attempts.get(stage.name) != action.attempt:
+                    return
+                batch.append(own.encode_split(split))
+                if len(batch) == size:
+                    self._report(TaskReport(action.attempt, SplitsDiscovered(stage.name, tuple(batch))))
+                    batch, size = [], min(2 * size, SPLITS_OF_A_REPORT)
         except Exception as error:
             line = own_line(error, stage.location.file)
             text = f"the discovery of its splits failed: {type(error).__name__}: {error}\n  at {line}"
-            raise StageFailedError(name, ", ".join(stage.instances), text) from error
+            raise StageFailedError(stage.name, ", ".join(stage.instances), text) from error
+        self._report(TaskReport(action.attempt, SplitsDiscovered(stage.name, tuple(batch), last=True)))

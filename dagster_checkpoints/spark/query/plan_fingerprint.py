@@ -87,6 +87,15 @@ def reads_watermarks(sources: Sequence[str]) -> bool:
     return any(source.startswith(_WATERMARK_OF) for source in sources)
 
 
+def input_sources(uid: str) -> tuple[str, str]:
+    """The descriptions of what a query reads of one of its inputs: its records and its watermark.
+
+    Args:
+        uid: The uid of the stage that is read.
+    """
+    return f"records of input {uid!r}", f"{_WATERMARK_OF}{uid!r}"
+
+
 def ended_source(stage: str) -> str:
     """The description of what stands in for a fused source that has ended."""
     return f"ended source {stage!r}"
@@ -114,7 +123,8 @@ def _source(node: Any) -> str:
     options, name = node.extraOptions(), str(node.sourceName())
     if name in (RECORDS, WATERMARKS):
         stage = str(options.get(INPUT_OPTION))
-        return f"{_WATERMARK_OF}{stage!r}" if name == WATERMARKS else f"records of input {stage!r}"
+        records, watermark = input_sources(stage)
+        return watermark if name == WATERMARKS else records
     if name == ENDED:
         return ended_source(str(options.get(INPUT_OPTION)))
     table = node.identifier()

@@ -6,11 +6,11 @@ The rules are in `state.plans`. Must not know channels or tasks' threads.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from dagster_checkpoints.pipeline import Chain, Pipeline
-from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, ended_source
+from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, ended_source, input_sources
 from dagster_checkpoints.state import (
     CheckpointMetadata,
     StatefulPlanChanged,
@@ -18,6 +18,7 @@ from dagster_checkpoints.state import (
     check_divided_plans,
     check_sources,
     check_stateful_plans,
+    replaced_inputs,
 )
 
 
@@ -60,12 +61,36 @@ def check_restored_plan(
         log.warning("Because of allow_changed_plan: true, the run continues in spite of: %s", changed)
     if whole is not None:
         check_divided_plans(snapshot, described.operators, instance, locations, where)
-    check_sources(snapshot, described.sources, chain.stages[0], instance, where, allow_changed_plan=allow_changed_plan)
+    before = {now: text for text, now in _replaced_sources(pipeline, metadata, chain.stages[0])}
+    sources = [before.get(text, text) for text in described.sources]
+    check_sources(snapshot, sources, chain.stages[0], instance, where, allow_changed_plan=allow_changed_plan)
 
 
 def _compared(described: PlanDescription, whole: PlanDescription | None) -> Mapping[str, tuple[str, ...]]:
     """The stateful operators of a chain's stages as the checkpoint describes them: their columns are traced through the query."""
     return described.operators if whole is None else {name: whole.operators[name] for name in described.operators}
+
+
+def forgotten_sources(pipeline: Pipeline, metadata: CheckpointMetadata, stage: str, snapshot: TaskSnapshot) -> list[int]:
+    """The positions of the streams of a task's query that are not read any more, or were replaced by others.
+
+    Args:
+        metadata: The checkpoint's metadata.
+        stage: The first stage of the task's chain.
+        snapshot: The task's snapshot.
+    """
+    ended = [source.position for source in snapshot.fused if source.ended]
+    replaced = {before for before, _ in _replaced_sources(pipeline, metadata, stage)}
+    return [*ended, *(number for number, text in enumerate(recorded_sources(snapshot) or ()) if text in replaced)]
+
+
+def _replaced_sources(pipeline: Pipeline, metadata: CheckpointMetadata, stage: str) -> Iterator[tuple[str, str]]:
+    """The streams of the inputs in front of which stages have come or gone: their descriptions in the checkpoint, and now."""
+    uids = {each.name: each.uid for each in pipeline.stages}
+    for recorded in metadata.stages:
+        if recorded.name == stage:
+            for each in replaced_inputs(recorded).values():
+                yield from zip(input_sources(uids.get(each.before, each.before)), input_sources(uids[each.stage]), strict=True)
 
 
 def with_ended_sources(described: PlanDescription, snapshot: TaskSnapshot | None) -> PlanDescription:

@@ -27,7 +27,6 @@ from dagster_checkpoints.spark.snapshots.query_files import is_state_of_version
 from dagster_checkpoints.spark.snapshots.query_snapshots import relocate
 from dagster_checkpoints.state import (
     CheckpointMetadata,
-    FusedSourceSnapshot,
     KeyedStateShare,
     OperatorState,
     QuerySnapshot,
@@ -113,7 +112,7 @@ class RestoredState:
         self,
         query: QuerySnapshot,
         folder: WorkFolder,
-        fused: Sequence[FusedSourceSnapshot] = (),
+        forgotten: Sequence[int] = (),
         streams: int = 0,
         partitions: int | None = None,
     ) -> None:
@@ -122,7 +121,7 @@ class RestoredState:
         Args:
             query: The query.
             folder: The task's directory.
-            fused: The query's fused sources: those that have ended are not read again.
+            forgotten: The positions of its streams that begin anew, or are not read again.
             streams: The number of streams of its plan.
             partitions: The number of its state partitions, if it has changed; None for that of its log.
         """
@@ -130,9 +129,8 @@ class RestoredState:
         target = folder / "checkpoint"
         copied = self._copy([file for file in files if is_state_of_version(file.path)], target.work)
         self.fetch([file for file in files if file not in copied], target.scratch)
-        for source in fused:
-            if source.ended:
-                QueryLog(target.scratch).forget_source(source.position)
+        for position in forgotten:
+            QueryLog(target.scratch).forget_source(position)
         if query.sources == ():
             QueryLog(target.scratch).begin_sources(streams)
         if partitions is not None:

@@ -1,0 +1,283 @@
+"""What the input channels of a stage begin with after numbers of instances have changed: elements in flight, and event time.
+
+Records in flight go to the instances that have to process them now: with a key to the owners of its key groups, without one to
+any one instance, those of a static input to every instance. They come over a channel that there is now, of the same sender if it
+runs. A channel thus carries several old ones (`merged_channels`). Must not know: storage, Spark, where records are kept.
+
+Source: PROTOCOL 8.3 and 8.5; Flink's TaskStateAssignment and RecordFilter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from dagster_checkpoints.pipeline import Chain, ChannelGroup, TaskId, channel_groups
+from dagster_checkpoints.state.instance_matches import InstanceMatch, InstanceMatches
+from dagster_checkpoints.state.key_groups import key_groups_of
+from dagster_checkpoints.state.merged_channels import (
+    MergedEventTime,
+    OldChannel,
+    least_time,
+    milliseconds,
+    old_channels,
+    one_after_the_other,
+)
+from dagster_checkpoints.state.metadata import (
+    ChainMetadata,
+    ChannelElement,
+    ChannelSnapshot,
+    CheckpointMetadata,
+    Segment,
+    StageMetadata,
+    TaskSnapshot,
+)
+from dagster_checkpoints.state.views import PipelineView
+
+if TYPE_CHECKING:
+    from dagster_checkpoints.pipeline import Pipeline
+
+Place = tuple[int, int]
+"""A channel of an edge: the index of the instance that sends, and of the one that reads."""
+
+
+class SegmentShare(Segment, frozen=True):
+    """The rows of a segment whose key groups an instance owns; in memory only. `rows` counts all rows of the segment.
+
+    Attributes:
+        key: the column by which the rows are divided.
+        reader: index of the instance.
+        readers: number of the stage's instances.
+        key_groups: number of all key groups.
+    """
+
+    key: str
+    reader: int
+    readers: int
+    key_groups: int
+
+    @property
+    def groups(self) -> range:
+        """The key groups of the instance."""
+        return key_groups_of(self.reader, self.readers, self.key_groups)
+
+
+def table_reader(tasks: Mapping[int, TaskSnapshot]) -> int | None:
+    """The old instance whose static inputs a new instance begins with: each of them has all rows, or was to get them.
+
+    Args:
+        tasks: the tasks of the recorded chain by index.
+
+    Returns:
+        None if all have ended.
+    """
+    reading = [index for index, task in tasks.items() if task.end_of_data == "none"]
+    return min((index for index, task in tasks.items() if task.static), default=min(reading, default=None))
+
+
+class RescaledEdge:
+    """The channels of one edge, in the checkpoint and now.
+
+    Args:
+        groups: the present channels, by instance that sends.
+        old: the channels of the checkpoint, see `old_channels`.
+        senders: the instances of the stage that sends.
+        readers: the instances of the stage that reads.
+        key_groups: number of key groups of the stage that reads.
+        table_reader: the old instance whose static inputs a new instance begins with, see `table_reader`.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[ChannelGroup],
+        old: Sequence[OldChannel],
+        senders: InstanceMatch,
+        readers: InstanceMatch,
+        key_groups: int,
+        table_reader: int | None,
+    ) -> None:
+        self._static = groups[0].static
+        self._key = groups[0].key
+        self._vertex = groups[0].producer.vertex
+        self._names = {(g.producer.index, task.index): str(name) for g in groups for task, name in g.channels.items()}
+        self._senders_to: defaultdict[int, list[int]] = defaultdict(list)
+        self._readers_of: defaultdict[int, list[int]] = defaultdict(list)
+        for sender, reader in self._names:
+            self._senders_to[reader].append(sender)
+            self._readers_of[sender].append(reader)
+        self._senders = senders
+        self._readers = readers
+        self._key_groups = key_groups
+        self._table_reader = table_reader
+        self._old = {(channel.sender, channel.reader): channel for channel in old}
+        self._carried: defaultdict[Place, list[tuple[OldChannel, int | None]]] = defaultdict(list)
+        """By present channel, the old ones whose records it carries: those of one reader's key groups, or all (None)."""
+        sent_by: defaultdict[int | None, list[OldChannel]] = defaultdict(list)
+        for channel in old:
+            sent_by[None if senders.any_sender else channel.sender].append(channel)
+            for place, keys_of in self._places(channel) if channel.carries_records else ():
+                self._carried[place].append((channel, keys_of))
+        self._known = {sender: MergedEventTime.of(channels) for sender, channels in sent_by.items()}
+        """By old instance that sent; under None, of all where a present instance may send what any of them would have sent."""
+
+    def into(self, reader: int, positions: Mapping[str, int], begins: Mapping[TaskId, int | None]) -> Iterator[ChannelSnapshot]:
+        """What a present instance begins with on its channels; nothing for a channel of which nothing is known.
+
+        Args:
+            reader: the instance that reads.
+            positions: by name of a channel, the position from which the query of the instance reads it; 0 for others.
+            begins: by task that runs, the watermark with which it begins, epoch ms; None before the first.
+        """
+        for sender in self._senders_to[reader]:
+            name = self._names[sender, reader]
+            position = positions.get(name, 0)
+            if self._static:
+                known = self._table(name, position, (sender, reader))
+            else:
+                known = self._stream(name, position, (sender, reader), begins.get(TaskId(self._vertex, sender), math.inf))
+            if known is not None:
+                yield known
+
+    # Records
+
+    def _places(self, channel: OldChannel) -> Iterator[tuple[Place, int | None]]:
+        """The present channels that carry the records of an old one, each with the reader whose key groups it gets, or None."""
+        if not self._readers.shares_rows:
+            for new, origin in enumerate(self._readers.origins):
+                if channel.reader == (self._table_reader if self._static and origin is None else origin):
+                    yield self._place(channel, new), None
+        elif self._static:
+            if channel.reader == self._table_reader:
+                yield from ((self._place(channel, new), None) for new in range(self._readers.now))
+        elif self._key is None:
+            yield self._any_place(channel), None
+        else:
+            held = key_groups_of(channel.reader, self._readers.before, self._key_groups)
+            for new in range(self._readers.now):
+                own = key_groups_of(new, self._readers.now, self._key_groups)
+                if held.start < own.stop and own.start < held.stop:
+                    whole = own.start <= held.start and held.stop <= own.stop
+                    yield self._place(channel, new), None if whole else new
+
+    def _place(self, channel: OldChannel, reader: int) -> Place:
+        """The present channel on which a reader gets records of an old one: of the same sender, or of any if that is gone."""
+        senders, same = self._senders_to[reader], self._senders.present(channel.sender)
+        return (same if same is not None and same in senders else senders[channel.sender % len(senders)], reader)
+
+    def _any_place(self, channel: OldChannel) -> Place:
+        """The present channel for records that any reader may process."""
+        same = self._senders.present(channel.sender)
+        sender = channel.sender % self._senders.now if same is None else same
+        readers = self._readers_of[sender]
+        return (sender, channel.reader if channel.reader in readers else readers[channel.reader % len(readers)])
+
+    def _elements(self, channel: OldChannel, reader: int | None) -> Iterator[ChannelElement]:
+        """The elements of an old channel, with the rows of one reader's key groups, or all (None)."""
+        for element in channel.saved.in_flight:
+            if isinstance(element, Segment) and reader is not None and self._key is not None:
+                yield SegmentShare(element.files, element.rows, self._key, reader, self._readers.now, self._key_groups)
+            else:
+                yield element
+
+    # Channels
+
+    def _table(self, name: str, position: int, place: Place) -> ChannelSnapshot | None:
+        """A channel of a static input. Behind records in flight its end comes again: the sender, or the restore, sends it."""
+        carried = [element for channel, _ in self._carried[place] for element in channel.saved.in_flight]
+        records = tuple(element for element in carried if isinstance(element, Segment))
+        sender, reader = self._senders.origins[place[0]], self._readers.origins[place[1]]
+        reader = self._table_reader if reader is None else reader
+        same = self._old.get((sender, reader)) if sender is not None and reader is not None else None
+        ended = not records and same is not None and same.watermark == math.inf
+        if not (records or ended or position):
+            return None
+        return ChannelSnapshot(name, position, ended="drain" if ended else "none", in_flight=records)
+
+    def _stream(self, name: str, position: int, place: Place, begin: float | None) -> ChannelSnapshot | None:
+        """A channel of a stream, at the least watermark of what it goes on from. Its end is always sent again."""
+        origin, carried = self._senders.origins[place[0]], self._carried[place]
+        known = self._known.get(None if self._senders.any_sender else origin, MergedEventTime())
+        watermark = least_time((known.watermark, *(channel.watermark for channel, _ in carried)))
+        limit = least_time((known.last_watermark, begin))
+        parts = [(channel.watermark, self._elements(channel, keys_of)) for channel, keys_of in carried]
+        elements = tuple(one_after_the_other(parts, watermark, limit))
+        # In front of elements a channel counts as active: its sender says again that it is idle.
+        idle = known.idle and not elements
+        if watermark is None and not (elements or position or idle):
+            return None
+        return ChannelSnapshot(name, position, milliseconds(watermark), idle, in_flight=elements)
+
+
+class RescaledChannels:
+    """The present channels of a pipeline, and what is known of them.
+
+    Args:
+        pipeline: the pipeline that is to run.
+        metadata: the metadata of the checkpoint.
+        matches: which instances are which ones of the checkpoint.
+        key_groups: returns the number of key groups of a recorded stage.
+    """
+
+    def __init__(
+        self,
+        pipeline: PipelineView,
+        metadata: CheckpointMetadata,
+        matches: InstanceMatches,
+        key_groups: Callable[[StageMetadata], int],
+    ) -> None:
+        self._pipeline = pipeline
+        self._before = metadata
+        self._matches = matches
+        self._key_groups = key_groups
+        self._recorded = {stage.name: stage for stage in metadata.stages}
+        self._uids = {stage.name: stage.uid for stage in pipeline.stages}
+
+    @cached_property
+    def groups(self) -> list[ChannelGroup]:
+        """The channels that there are now."""
+        now = {stage.name: stage.instances for stage in self._pipeline.stages}
+        whole = [chain.stages for chain in self._before.chains if len({now.get(name) for name in chain.stages}) == 1]
+        chained = {name: stages for stages in whole for name in stages}
+        layout = dict.fromkeys(chained.get(name, (name,)) for name in now)
+        chains = [Chain(stages[0], stages, tuple(now[stages[0]])) for stages in layout]
+        return list(channel_groups(cast("Pipeline", self._pipeline), chains))
+
+    def given_to(self, parts: Sequence[tuple[ChainMetadata, Mapping[int, int] | None]]) -> tuple[ChainMetadata, ...]:
+        """The chains of the checkpoint with what their tasks know of their present channels.
+
+        Args:
+            parts: by recorded chain, the chain with its present tasks, and by task the old one whose query it continues; None
+                instead of the latter for a chain that keeps its channels.
+        """
+        begins = {TaskId(chain.name, index): task.watermark for chain, _ in parts for index, task in chain.tasks.items()}
+        result = []
+        for before, (chain, of) in zip(self._before.chains, parts, strict=True):
+            if of is None:
+                result.append(chain)
+                continue
+            positions = {index: {c.channel: c.position for c in task.channels} for index, task in before.tasks.items()}
+            edges, tasks = self._edges_into(before), {}
+            for index, task in chain.tasks.items():
+                own = positions[of[index]] if index in of else {}
+                channels = tuple([known for edge in edges for known in edge.into(index, own, begins)])
+                tasks[index] = msgspec.structs.replace(task, channels=channels, output_positions={})
+            result.append(msgspec.structs.replace(chain, tasks=tasks))
+        return tuple(result)
+
+    def _edges_into(self, chain: ChainMetadata) -> list[RescaledEdge]:
+        """The edges over which a recorded chain gets its rows now."""
+        into: dict[str, list[ChannelGroup]] = {}
+        for group in self.groups:
+            if chain.name in {task.vertex for task in group.channels}:
+                into.setdefault(group.edge.source, []).append(group)
+        old, tables, key_groups = old_channels(chain), table_reader(chain.tasks), self._key_groups(self._recorded[chain.name])
+        readers = self._matches.of(chain.name)
+        return [
+            RescaledEdge(groups, old.get(self._uids[name], ()), self._matches.of(name), readers, key_groups, tables)
+            for name, groups in into.items()
+        ]

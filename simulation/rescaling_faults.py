@@ -1,0 +1,96 @@
+"""Deliberate faults in a restore with other numbers of instances: who gets which state, and what is on its way to whom."""
+
+from __future__ import annotations
+
+from dagster_checkpoints.state import keyed_state_shares, rescaled_instances
+from dagster_checkpoints.state.instance_matches import InstanceMatches
+from dagster_checkpoints.state.merged_channels import MergedEventTime, one_after_the_other
+from dagster_checkpoints.state.rescaled_channels import RescaledEdge
+from dagster_checkpoints.state.rescaling import check_rescaling, least_watermark
+from simulation.injection import Fault
+
+RESCALING_FAULTS = (
+    Fault(
+        "keyed state is taken from the old instance of the same number only",
+        keyed_state_shares.keyed_state_shares,
+        "if set(held[i]) & set(own)",
+        "if i == index",
+        "rescaling",
+    ),
+    Fault(
+        "an instance of a source gets the state of its number, not of its name",
+        InstanceMatches.origins,
+        "before.index(name) if name in before else None for name in self._now[stage]",
+        "i if i < len(before) else None for i in range(len(self._now[stage]))",
+        "rescaling",
+    ),
+    Fault(
+        "each instance of a rescaled split source reads on with its own split",
+        rescaled_instances.with_shared_splits,
+        "TaskSnapshot({name: shares.get(new, StageInstanceSnapshot())}, watermark=watermark)",
+        "TaskSnapshot({name: shares.get(new, StageInstanceSnapshot())}, splits=old[0].splits, watermark=watermark)",
+        "splits",
+    ),
+    Fault("a rescaled instance begins with the latest event time", least_watermark, "min(", "max(", "rescaling", seed=2400),
+    Fault("finished instances are restored as other instances", check_rescaling, "if over:", "if False:", "rescaling", seed=6500),
+    # Elements in flight
+    Fault(
+        "an instance gets all rows in flight of an old one, and not only those of its key groups",
+        RescaledEdge._elements,
+        "reader is not None and",
+        "False and",
+        "in flight",
+    ),
+    Fault(
+        "the elements in flight on one channel are forgotten",
+        RescaledEdge.__init__,
+        "in old:\n",
+        "in old[1:]:\n",
+        "in flight",
+    ),
+    Fault(
+        "the rows in flight of an instance that is gone are forgotten",
+        RescaledEdge.__init__,
+        "if channel.carries_records",
+        "if channel.carries_records and senders.present(channel.sender) is not None",
+        "in flight",
+        seed=3500,
+    ),
+    Fault(
+        "rows in flight without a key go to every instance",
+        RescaledEdge._places,
+        "yield self._any_place(channel), None",
+        "yield from ((place, None) for place in self._names)",
+        "in flight",
+    ),
+    Fault(
+        "a new instance gets the rows in flight of a static input once for each old one",
+        RescaledEdge._places,
+        "if channel.reader == self._table_reader:",
+        "if True:",
+        "in flight",
+    ),
+    Fault(
+        "behind rows in flight a channel has the watermark of the old one that is read",
+        one_after_the_other,
+        "least_time((limit, *times))",
+        "times[number] if times else limit",
+        "in flight",
+        seed=1800,
+    ),
+    Fault(
+        "a channel begins with the latest watermark of the old ones",
+        MergedEventTime.of.__func__,  # type: ignore[attr-defined]
+        "cls(least_time(c.watermark for c in channels)",
+        "cls(max((c.watermark for c in channels if c.watermark is not None), default=None)",
+        "rescaling",
+    ),
+    Fault(
+        "behind rows in flight a channel is ahead of its sender",
+        RescaledEdge._stream,
+        "limit = least_time((known.last_watermark, begin))",
+        "limit = math.inf",
+        "in flight",
+        seed=1800,
+    ),
+)
