@@ -1,22 +1,32 @@
-"""Other instances of a stage with keyed state: the start of a run that moves the state, against a plain copy of its files."""
+"""Other instances of a stage with keyed state: the start of a run that moves the state, against a plain copy of its files.
+
+The state is moved row by row, and, of a stage with `state_partitions`, by whole partitions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.control import request, run_under_control, wait_until
 from bench.environment import BenchFailed, Environment
 from bench.measures import Measure, below
-from bench.savepoints import VALUE_BYTES, copy_seconds, stages_with_state
-from dagster_checkpoints.pipeline import Pipeline
+from bench.savepoints import VALUE_BYTES, copy_seconds, source_of_values, stages_with_state
+from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, stage
+from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.job.events import JobStarted
 from dagster_checkpoints.spark.job.job_execution import JobExecution
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 PART = "Rescaling"
 KEYS = 1_000_000
 """Of one kilobyte each; fewer with a smaller `--rows`."""
+STATE_PARTITIONS = 4
+Stages = Callable[[int, Path, Sequence[str]], list[Stage]]
 
 
 @dataclass(frozen=True)
@@ -28,18 +38,40 @@ class Stopped:
 
 
 def measure(environment: Environment) -> Iterator[Measure]:
+    yield from _measure(environment, "row by row", stages_with_state)
+    yield from _measure(environment, "whole partitions", stages_with_partitions)
+
+
+def stages_with_partitions(keys: int, folder: Path, instances: Sequence[str]) -> list[Stage]:
+    """A source with large values, and a stage that keeps them all in its state, whose partitions are the stage's key groups."""
+    events = source_of_values(keys, folder)
+
+    @stage(
+        inputs={"events": StageInput(key="payload")},
+        instances=instances,
+        state_partitions=STATE_PARTITIONS,
+        sink=ParquetSink(folder / "held"),
+    )
+    def held(events: DataFrame) -> DataFrame:
+        return events.dropDuplicates(["payload"]).where("k < 0").select("k", "payload")
+
+    return [events, held]
+
+
+def _measure(environment: Environment, moved: str, stages: Stages) -> Iterator[Measure]:
     keys, folder = min(environment.rows, KEYS), environment.fresh("rescaling")
-    first = _run(environment, keys, folder, "ab")
+    first = _run(environment, stages, keys, folder, "ab")
     copy = copy_seconds(first.files, environment.fresh("copies"))
-    same = _run(environment, keys, folder, "ab")
-    other = _run(environment, keys, folder, "abcd")
+    same = _run(environment, stages, keys, folder, "ab")
+    other = _run(environment, stages, keys, folder, "abcd")
     size = sum(file.stat().st_size for file in first.files) / 1e6
-    yield Measure(PART, "start with the same 2 instances", same.start, "s", note=f"{size:,.0f} MB of state")
-    yield Measure(PART, "start with 4 instances, which moves the state", other.start, "s")
-    yield below(PART, "start with 4 instances / plain parallel copy of the files", other.start / copy, "", 2)
+    yield Measure(PART, f"{moved}: start with the same 2 instances", same.start, "s", note=f"{size:,.0f} MB of state")
+    yield Measure(PART, f"{moved}: start with 4 instances, which moves the state", other.start, "s")
+    yield Measure(PART, f"{moved}: start with 4 instances / with the same 2", other.start / same.start, "")
+    yield below(PART, f"{moved}: start with 4 instances / plain parallel copy of the files", other.start / copy, "", 2)
 
 
-def _run(environment: Environment, keys: int, folder: Path, instances: Sequence[str]) -> Stopped:
+def _run(environment: Environment, stages: Stages, keys: int, folder: Path, instances: Sequence[str]) -> Stopped:
     """Start the pipeline, or continue it, until it has read everything; then suspend it."""
     files: list[Path] = []
 
@@ -48,7 +80,7 @@ def _run(environment: Environment, keys: int, folder: Path, instances: Sequence[
         answer = request(job, "stop")
         files.extend(file for file in Path(answer.url.removeprefix("file://")).rglob("*") if file.is_file())
 
-    pipeline = Pipeline("held", stages_with_state(keys, folder, tuple(instances)), chaining=False)
+    pipeline = Pipeline("held", stages(keys, folder, tuple(instances)), chaining=False)
     run = run_under_control(environment, pipeline, folder, control)
     if sum(file.stat().st_size for file in files) < keys * VALUE_BYTES:
         raise BenchFailed(f"the savepoint holds less than the {keys:,} values that were read")

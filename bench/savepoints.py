@@ -175,6 +175,17 @@ def stages_with_state(keys: int, folder: Path, instances: Sequence[str] = ("0",)
 
     The instances of that stage share the keys.
     """
+    events = source_of_values(keys, folder)
+
+    @stage(inputs={"events": StageInput(key="k")}, instances=instances, sink=ParquetSink(folder / "held"))
+    def held(events: DataFrame) -> DataFrame:
+        return events.groupBy(F.window("ts", "365 days"), "k").agg(F.first("payload").alias("payload")).select("k", "payload")
+
+    return [events, held]
+
+
+def source_of_values(keys: int, folder: Path) -> Stage:
+    """A source with `keys` keys, each with a large value; the files are written if they are not there yet."""
     if not (folder / "events").exists():
         write_values(folder / "events", keys)
 
@@ -183,11 +194,7 @@ def stages_with_state(keys: int, folder: Path, instances: Sequence[str] = ("0",)
         reader = context.spark.readStream.schema(EVENTS_SCHEMA).option("maxFilesPerTrigger", 4)
         return reader.parquet(str(folder / "events"))
 
-    @stage(inputs={"events": StageInput(key="k")}, instances=instances, sink=ParquetSink(folder / "held"))
-    def held(events: DataFrame) -> DataFrame:
-        return events.groupBy(F.window("ts", "365 days"), "k").agg(F.first("payload").alias("payload")).select("k", "payload")
-
-    return [events, held]
+    return events
 
 
 def write_values(folder: Path, keys: int) -> None:

@@ -101,6 +101,7 @@ class _Stage:
     uid: str
     instances: tuple[str, ...]
     split_interval: float | None = None
+    state_partitions: int | None = None
 
 
 class _View:

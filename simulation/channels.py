@@ -24,7 +24,6 @@ Row = tuple[int, int, int]
 Element = Row | Mark
 
 KEYS = 5
-KEY_GROUPS = 128
 ONE = 1 << 128
 """A tally is one number: this for each row, plus the sum of the rows' uids."""
 
@@ -65,12 +64,12 @@ def source_watermark(position: int) -> int:
     return 2 * position
 
 
-def key_group(key: int) -> int:
-    return key * 53 % KEY_GROUPS
+def key_group(key: int, groups: int) -> int:
+    return key * 53 % groups
 
 
-def owner_of(key: int, parallelism: int) -> int:
-    return key_groups.owner_of(key_group(key), parallelism, KEY_GROUPS)
+def owner_of(key: int, parallelism: int, groups: int) -> int:
+    return key_groups.owner_of(key_group(key, groups), parallelism, groups)
 
 
 def rows_of(element: Element) -> int:
@@ -90,10 +89,11 @@ class Channel:
         ended: "none", or how the data ended at the mark that the query has passed: "drain" or "suspend".
     """
 
-    __slots__ = ("consumed", "edge", "ended", "keyed", "log", "name", "queue", "sent", "static", "watermark")
+    __slots__ = ("consumed", "edge", "ended", "groups", "keyed", "log", "name", "queue", "sent", "static", "watermark")
 
     def __init__(self, spec: ChannelSpec, buffered: bool) -> None:
         self.name, self.edge, self.static, self.keyed = spec.name, spec.edge, spec.static, spec.keyed
+        self.groups = spec.groups
         self.queue: deque[Element] = deque()
         self.sent: deque[Element] = deque() if buffered else self.queue
         self.log: deque[Element] = deque()
@@ -105,11 +105,12 @@ class Channel:
 class Output:
     """The channels of one task to one consumer stage, and the tally of the rows sent."""
 
-    __slots__ = ("channels", "edge", "keyed", "sent", "static", "turn")
+    __slots__ = ("channels", "edge", "groups", "keyed", "sent", "static", "turn")
 
     def __init__(self, channels: Sequence[Channel]) -> None:
         self.channels, first = channels, channels[0]
         self.edge, self.keyed, self.static = first.edge, first.keyed, first.static
+        self.groups = first.groups
         self.turn = self.sent = 0
 
 

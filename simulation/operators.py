@@ -67,7 +67,8 @@ class _Keyed(Operator):
 
     def add(self, name: tuple[int, ...], uid: int) -> None:
         spec = self.spec
-        if spec.instances > 1 and any(i.keyed for i in spec.inputs) and owner_of(name[-1], spec.instances) != self.index:
+        keyed = spec.instances > 1 and any(i.keyed for i in spec.inputs)
+        if keyed and owner_of(name[-1], spec.instances, spec.key_groups) != self.index:
             raise Violation(f"key {name[-1]} at instance {self.index} of stage {self.number}, which does not own it")
         count, total = self.held.get(name, (0, 0))
         self.held[name] = (count + 1, total + uid)

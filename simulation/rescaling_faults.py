@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagster_checkpoints.state import rescaled_checkpoint, rescaled_instances
+from dagster_checkpoints.state import keyed_state_shares, rescaled_instances
 from dagster_checkpoints.state.instance_matches import InstanceMatches
 from dagster_checkpoints.state.merged_channels import MergedEventTime, one_after_the_other
 from dagster_checkpoints.state.rescaled_channels import RescaledEdge
@@ -12,7 +12,7 @@ from simulation.injection import Fault
 RESCALING_FAULTS = (
     Fault(
         "keyed state is taken from the old instance of the same number only",
-        rescaled_checkpoint._Rescaling._share_keyed_state,
+        keyed_state_shares.keyed_state_shares,
         "if set(held[i]) & set(own)",
         "if i == index",
         "rescaling",

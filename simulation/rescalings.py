@@ -88,7 +88,7 @@ def _elements(channel: ChannelSnapshot) -> Iterator[Element]:
             yield element
             continue
         for uid, ts, key in _rows(element):
-            if not isinstance(element, SegmentShare) or key_group(key) in element.groups:
+            if not isinstance(element, SegmentShare) or key_group(key, element.key_groups) in element.groups:
                 yield (uid, ts, key)
 
 
@@ -184,7 +184,12 @@ class _Rescaled:
             if share is None:
                 return same.stages[position] if same is not None else {}
             held = [self.metadata.states[TaskId(spec.id.vertex, index)].stages[position] for index in share.queries]
-            return {name: value for state in held for name, value in state.items() if key_group(name[-1]) in share.groups}
+            return {
+                name: value
+                for state in held
+                for name, value in state.items()
+                if key_group(name[-1], share.number) in share.groups
+            }
         found = {state.name: list(map(json.loads, state.items)) for state in part.operator_states}
         if stage.kind == "broadcast":
             return {name: value for name, (value,) in found.items()}

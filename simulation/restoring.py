@@ -135,7 +135,8 @@ def as_recorded(metadata: Metadata, shape: Shape) -> CheckpointMetadata:
     snapshots = {spec.id: recorded_task(states[spec.id], shape, spec, overtaken) for spec in shape.tasks if spec.id in states}
     enumerators = recorded_enumerators(metadata.enumerators, snapshots)
     ended = ended_sources(snapshots.values())
-    stages = recorded_stages(shape.pipeline, shape.chains, metadata.finished, ended, enumerators=enumerators)
+    groups = {stage.name: stage.state_partitions for stage in shape.pipeline.stages if stage.state_partitions}
+    stages = recorded_stages(shape.pipeline, shape.chains, metadata.finished, ended, groups, enumerators)
     for stage, spec in zip(stages, shape.stages, strict=True):
         _check_enumerator(stage, spec, metadata)
     return CheckpointMetadata(

@@ -32,6 +32,8 @@ from dagster_checkpoints.pipeline import (
 
 SOURCES = ("bounded", "unbounded")
 DERIVED = ("map", "map", "map", "window", "totals", "buffer", "union", "broadcast")
+KEY_GROUPS = 128
+STATE_PARTITIONS = 12  # each number of instances divides it
 EDGES = 32
 """Upper limit of the number of edges of a pipeline, exclusive."""
 
@@ -120,6 +122,16 @@ class StageSpec(msgspec.Struct, frozen=True):
         return max(self.records - 2 * split, 0)
 
     @property
+    def state_partitions(self) -> int | None:
+        """Of every second stage by key: the number of its key groups, which are then its state partitions."""
+        streams = [each for each in self.inputs if not each.static]
+        return STATE_PARTITIONS if streams and all(i.keyed for i in streams) and streams[0].source % 2 == 0 else None
+
+    @property
+    def key_groups(self) -> int:
+        return self.state_partitions or KEY_GROUPS
+
+    @property
     def names(self) -> list[str]:
         return [str(n) for n in (reversed(range(self.instances)) if self.backwards else range(self.instances))]
 
@@ -157,6 +169,7 @@ class ChannelSpec(msgspec.Struct, frozen=True):
     Attributes:
         edge: number of the edge, from 1.
         keyed: whether rows are distributed by key over the channels of the same edge and producer.
+        groups: number of key groups of the stage that reads.
     """
 
     id: ChannelId
@@ -166,6 +179,7 @@ class ChannelSpec(msgspec.Struct, frozen=True):
     consumer: TaskId
     static: bool
     keyed: bool
+    groups: int
 
 
 class TaskSpec(msgspec.Struct, frozen=True):
@@ -332,7 +346,8 @@ def shape_of(stages: tuple[StageSpec, ...], chaining: bool) -> Shape:
         for consumer, identity in group.channels.items():
             inputs[consumer].append(len(channels))
             keyed = group.key is not None
-            channels.append(ChannelSpec(identity, str(identity), edge, group.producer, consumer, group.static, keyed))
+            groups = stages[number_of(group.edge.target)].key_groups
+            channels.append(ChannelSpec(identity, str(identity), edge, group.producer, consumer, group.static, keyed, groups))
         outputs[group.producer].append(tuple(range(first, len(channels))))
     tasks = []
     for vertex in graph.vertices:
@@ -354,5 +369,6 @@ def _stage(number: int, spec: StageSpec) -> Stage:
         instances=spec.names,
         sink=_Sink() if spec.sink else None,
         watermark=("ts", "1 second") if spec.is_source else None,
+        state_partitions=spec.state_partitions,
         kind=StageKind(f"{spec.kind}_source") if spec.is_source else StageKind.DERIVED,
     )

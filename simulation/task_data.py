@@ -268,7 +268,7 @@ class TaskData:
                 for channel in channels:
                     channel.sent.append(row)
             elif output.keyed:
-                channels[owner_of(key, len(channels))].sent.append(row)
+                channels[owner_of(key, len(channels), output.groups)].sent.append(row)
             else:
                 output.turn = (output.turn + 1) % len(channels)
                 channels[output.turn].sent.append(row)

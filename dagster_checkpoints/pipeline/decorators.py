@@ -86,6 +86,7 @@ def stage(
     event_time: str | tuple[str, str] | None = None,
     output_mode: OutputMode = "append",
     max_rows_per_trigger: int | None = None,
+    state_partitions: int | None = None,
     name: str | None = None,
     uid: str | None = None,
 ) -> Callable[[StageFunction], FunctionStage]: ...
@@ -100,6 +101,7 @@ def stage(
     event_time: str | tuple[str, str] | None = None,
     output_mode: OutputMode = "append",
     max_rows_per_trigger: int | None = None,
+    state_partitions: int | None = None,
     name: str | None = None,
     uid: str | None = None,
 ) -> FunctionStage | Callable[[StageFunction], FunctionStage]:
@@ -119,6 +121,8 @@ def stage(
             them.
         max_rows_per_trigger: Largest number of rows that a micro-batch takes from the upstream stages; None for all that wait.
             See :class:`Stage`.
+        state_partitions: Number of partitions of the stage's state over all instances, by which rows are routed to them. See
+            :class:`Stage`.
         name: Name of the stage; by default the function's name.
         uid: Identity of the stage in checkpoints; by default its name. See :class:`Stage`.
 
@@ -143,6 +147,7 @@ def stage(
             event_time=event_time,
             output_mode=output_mode,
             max_rows_per_trigger=max_rows_per_trigger,
+            state_partitions=state_partitions,
         )
 
     return decorate if function is None else decorate(function)

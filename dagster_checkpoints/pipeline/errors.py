@@ -85,6 +85,10 @@ class InvalidBatchLimitError(PipelineDefinitionError):
     """A stage's max_rows_per_trigger is no number of rows, or the stage does not read channels."""
 
 
+class InvalidStatePartitionsError(PipelineDefinitionError):
+    """A stage's state_partitions is no number that its instances share evenly, or its rows are not routed by one column."""
+
+
 class OutputModeError(PipelineDefinitionError):
     """A stage's output mode is unknown, or its sink or a stage that reads it does not support the mode."""
 

@@ -28,6 +28,7 @@ from dagster_checkpoints.pipeline.errors import (
 from dagster_checkpoints.pipeline.event_time import Watermark, read_event_time
 from dagster_checkpoints.pipeline.names import check_name
 from dagster_checkpoints.pipeline.signatures import SourceLocation, locate, method_inputs
+from dagster_checkpoints.pipeline.state_partitions import check_state_partitions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -92,6 +93,9 @@ class Stage:
         max_rows_per_trigger: Largest number of rows that a micro-batch takes from the stages that this one reads, over all of
             them; None for all that wait. The stage begins a chain. The rows of one upstream micro-batch stay together: if they
             are more, they are a micro-batch of their own.
+        state_partitions: Number of partitions of the stage's state in Spark, over all instances, which share them evenly: its key
+            groups. Rows are routed to the instances by them, so that other instances take whole partitions. The key of all state
+            has to be the column of `StageInput(key=...)` alone. None for state that other instances get row by row.
 
     Raises:
         PipelineDefinitionError: An argument, or the signature of `transform`, cannot be used; the subclass names the
@@ -115,6 +119,7 @@ class Stage:
     output_mode: OutputMode = "append"
     kind: StageKind = StageKind.DERIVED
     max_rows_per_trigger: int | None = None
+    state_partitions: int | None = None
     split_interval: float | None = None
     """Of a split source: seconds between two discoveries of splits. None for other stages."""
 
@@ -139,6 +144,7 @@ class Stage:
         output_mode: OutputMode | None = None,
         kind: StageKind | None = None,
         max_rows_per_trigger: int | None = None,
+        state_partitions: int | None = None,
     ) -> None:
         self.location = self._location()
         self.name = check_name("stage", self._default_name() if name is None else name, str(self.location))
@@ -161,6 +167,9 @@ class Stage:
         if max_rows_per_trigger is not None:
             self.max_rows_per_trigger = max_rows_per_trigger
         self._check_batch_limit()
+        if state_partitions is not None:
+            self.state_partitions = state_partitions
+        check_state_partitions(self.state_partitions, self.parallelism, self.inputs, self.where)
         self._check_kind()
 
     # The life cycle, in the order in which the runtime calls it.
@@ -216,6 +225,11 @@ class Stage:
     def parallelism(self) -> int:
         """The number of instances."""
         return len(self.instances)
+
+    @property
+    def state_partitions_of_instance(self) -> int | None:
+        """The number of state partitions of each instance; None for that of the Spark session."""
+        return None if self.state_partitions is None else self.state_partitions // self.parallelism
 
     @property
     def description(self) -> str | None:

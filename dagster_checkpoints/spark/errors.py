@@ -41,6 +41,12 @@ class PlanRefusedError(StageError):
     repeats: ClassVar[bool] = True
 
 
+class StatePartitionsError(StageError):
+    """A stage declares `state_partitions`, and keeps state with another key than the column by which its rows are routed."""
+
+    repeats: ClassVar[bool] = True
+
+
 class StageStreamError(StageError):
     """A derived stage reads a stream that is not one of its inputs."""
 

@@ -23,6 +23,7 @@ from dagster_checkpoints.state.errors import (
     SparkVersionChanged,
     StateError,
     StatefulPlanChanged,
+    StatePartitionsChanged,
     UnfinishedPredecessor,
     UnknownMetadataVersion,
     UnknownStage,
@@ -35,7 +36,9 @@ from dagster_checkpoints.state.key_groups import (
     default_max_parallelism,
     key_groups_of,
     owner_of,
+    partition_of,
 )
+from dagster_checkpoints.state.keyed_state_shares import KeyedStateShare
 from dagster_checkpoints.state.merged_channels import OldChannel, one_after_the_other
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
@@ -73,7 +76,7 @@ from dagster_checkpoints.state.redistribution import (
 )
 from dagster_checkpoints.state.removed_instances import RemovedInstance
 from dagster_checkpoints.state.rescaled_channels import RescaledEdge, SegmentShare
-from dagster_checkpoints.state.rescaled_checkpoint import KeyedStateShare, RescaledCheckpoint, rescale
+from dagster_checkpoints.state.rescaled_checkpoint import RescaledCheckpoint, rescale
 from dagster_checkpoints.state.rescaling import check_rescaling, least_watermark, rescaled_stages
 from dagster_checkpoints.state.restore import RestorePlan, check_union_states, fitted, validate_restore
 from dagster_checkpoints.state.spark_versions import SUPPORTED_SPARK_TEXT, check_spark_version, is_supported_spark
@@ -129,6 +132,7 @@ __all__ = [
     "StageView",
     "StateError",
     "StateFile",
+    "StatePartitionsChanged",
     "StatefulPlanChanged",
     "StaticTableSnapshot",
     "TaskSnapshot",
@@ -155,6 +159,7 @@ __all__ = [
     "least_watermark",
     "one_after_the_other",
     "owner_of",
+    "partition_of",
     "recorded_chains",
     "recorded_enumerators",
     "recorded_inputs",

@@ -79,6 +79,10 @@ class MaxParallelismChanged(RestoreError):
     """The checkpoint fixes the number of key groups, and another number is set."""
 
 
+class StatePartitionsChanged(RestoreError):
+    """A stage has another number of state partitions than in the checkpoint, or its key groups were not state partitions."""
+
+
 class ParallelismTooHigh(RestoreError):
     """A stage has more instances than key groups."""
 

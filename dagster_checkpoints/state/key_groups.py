@@ -3,12 +3,26 @@
 A key always belongs to the same one of G groups; an instance owns a range of groups. G is the maximum parallelism: it is fixed
 with the first checkpoint, because another G would put the keys into other groups. Must not know: keys, how they are hashed.
 
+A stage may have key groups that *are* its state partitions (`state_partitions`). An engine puts a key with hash h into group
+h mod G, and inside an instance with P partitions into partition h mod P. If each of N instances has P = G / N partitions, its
+range of groups begins at a multiple of P, so that its partition p holds exactly the p-th group of its range: other instances take
+whole partitions.
+
 Source: Flink's KeyGroupRangeAssignment, StateAssignmentOperation.checkParallelismPreconditions.
 """
 
 from __future__ import annotations
 
-from dagster_checkpoints.state.errors import InvalidMaxParallelism, MaxParallelismChanged, ParallelismTooHigh
+from collections.abc import Iterable, Mapping
+
+from dagster_checkpoints.state.errors import (
+    InvalidMaxParallelism,
+    MaxParallelismChanged,
+    ParallelismTooHigh,
+    StatePartitionsChanged,
+)
+from dagster_checkpoints.state.metadata import StageMetadata
+from dagster_checkpoints.state.views import StageView
 
 LOWEST_DEFAULT = 128
 HIGHEST_MAX_PARALLELISM = 32768
@@ -64,3 +78,36 @@ def chosen_max_parallelism(stage: str, parallelism: int, chosen: int | None, rec
             f"{remedy}, or give the stage at most {groups} instances."
         )
     return groups
+
+
+def partition_of(group: int, parallelism: int, groups: int) -> int:
+    """The state partition of the group's owner that holds exactly this group, where key groups are state partitions."""
+    return group % (groups // parallelism)
+
+
+def check_state_partitions_kept(stages: Iterable[StageView], recorded: Mapping[str, StageMetadata], where: str) -> None:
+    """Check that the number of state partitions that stages declare is that of the checkpoint, whose state is divided by it.
+
+    Args:
+        stages: the stages of the pipeline that is to run.
+        recorded: the stages of the checkpoint, by name; one that has fully finished has no state.
+        where: the checkpoint, for the error.
+
+    Raises:
+        StatePartitionsChanged: names the stage, the number in the checkpoint and the present one.
+    """
+    for stage in stages:
+        known = recorded.get(stage.name)
+        now = stage.state_partitions or 0
+        if known is None or known.fully_finished or known.state_partitions == now:
+            continue
+        remedy = f"Set state_partitions={known.state_partitions}" if known.state_partitions else "Leave out state_partitions"
+        raise StatePartitionsChanged(
+            f"Stage {stage.name!r} has {_number(now)}, and {_number(known.state_partitions)} in {where}: its "
+            f"rows would go to other instances than the state of their keys. {remedy}; or end the old pipeline with a drain, "
+            "which emits and commits all that it holds, and begin with the new number as a new start (restore_from: none)."
+        )
+
+
+def _number(partitions: int) -> str:
+    return f"state_partitions={partitions}" if partitions else "no state_partitions"

@@ -267,6 +267,8 @@ class StageMetadata(_Struct, frozen=True):
         late_rows: number of rows dropped as late so far by all instances, finished ones included, for reporting.
         most_instances: the largest number of instances that the stage has had, if it has fewer now; otherwise 0. The sinks of the
             others may hold rows of the job.
+        state_partitions: number of its state partitions over all instances, if each of them is a key group; 0 if a state
+            partition holds keys of several groups, as in each checkpoint of a release that did not record it.
     """
 
     name: str
@@ -281,6 +283,7 @@ class StageMetadata(_Struct, frozen=True):
     inputs: tuple[InputMetadata, ...] | None = None
     late_rows: int = 0
     most_instances: int = 0
+    state_partitions: int = 0
 
 
 class ChainMetadata(_Struct, frozen=True):

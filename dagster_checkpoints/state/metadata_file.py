@@ -132,6 +132,9 @@ def _of_stage(stage: StageMetadata) -> Iterator[str]:
     least = 1 if stage.fully_finished else parallelism
     if stage.max_parallelism and not least <= stage.max_parallelism <= HIGHEST_MAX_PARALLELISM:
         yield f"{name} has parallelism {parallelism} and {stage.max_parallelism} key groups"
+    partitions = stage.state_partitions
+    if partitions and (partitions != stage.max_parallelism or (partitions % parallelism and not stage.fully_finished)):
+        yield f"{name} has parallelism {parallelism}, {stage.max_parallelism} key groups and {partitions} state partitions"
     if stage.enumerator is not None:
         splits = Counter((*stage.enumerator.discovered, *stage.enumerator.assigned, *stage.enumerator.finished))
         yield from (f"the enumerator of {name} has the split {s!r} {count} times" for s, count in splits.items() if count > 1)

@@ -58,6 +58,7 @@ def recorded_stages(
             max_parallelism=key_groups.get(stage.name, 0),
             inputs=inputs[stage.name],
             enumerator=enumerators.get(stage.name),
+            state_partitions=stage.state_partitions or 0,
         )
         for stage in pipeline.stages
     )

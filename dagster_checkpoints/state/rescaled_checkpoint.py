@@ -21,12 +21,12 @@ from dagster_checkpoints.state.divided_chains import ChainPart
 from dagster_checkpoints.state.errors import InstancesChanged
 from dagster_checkpoints.state.inputs import recorded_inputs
 from dagster_checkpoints.state.instance_matches import InstanceMatches
-from dagster_checkpoints.state.key_groups import default_max_parallelism, key_groups_of
+from dagster_checkpoints.state.key_groups import default_max_parallelism
+from dagster_checkpoints.state.keyed_state_shares import KeyedStateShare, keyed_state_shares
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
     InputMetadata,
-    QuerySnapshot,
     StageInstanceSnapshot,
     StageMetadata,
     StaticTableSnapshot,
@@ -42,27 +42,6 @@ from dagster_checkpoints.state.rescaled_channels import RescaledChannels, table_
 from dagster_checkpoints.state.rescaled_instances import dealt_out, holds_state, part_of, with_shared_splits, with_transactions
 from dagster_checkpoints.state.rescaling import check_rescaling, least_watermark, rescaled_stages
 from dagster_checkpoints.state.views import EdgeView, PipelineView
-
-
-@dataclass(frozen=True, slots=True)
-class KeyedStateShare:
-    """The keyed state with which an instance of a rescaled stage begins.
-
-    Attributes:
-        groups: the key groups that the instance owns.
-        number: the number of all key groups.
-        key: the column of the inputs by which rows were routed to the instances, or are now.
-        logs: the old instance whose query all instances of the stage continue: that with the earliest watermark.
-        queries: by old instance that held some of these groups, its query.
-        held: by old instance, the key groups that it owned.
-    """
-
-    groups: range
-    number: int
-    key: str
-    logs: int
-    queries: Mapping[int, QuerySnapshot]
-    held: Mapping[int, range]
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,13 +264,10 @@ class _Rescaling:
                 "rows that each instance has got, and no column decides which instance gets a row. Give the stage the same "
                 "instances; or distribute its rows by a column of all its inputs (StageInput(key=...)) from a new start on."
             )
-        groups = self._key_groups(self._recorded[chain.name])
-        held = {index: key_groups_of(index, before, groups) for index in range(before)}
-        logs = min(ran, key=lambda i: (_event_time(old[i]), i))  # one for all: their state is written as of one batch
-        for index in range(now):
-            own = key_groups_of(index, now, groups)
-            parts = {i: query for i, query in ran.items() if set(held[i]) & set(own)}
-            self.shares[TaskId(chain.name, index)] = KeyedStateShare(own, groups, key, logs, parts, held)
+        recorded = self._recorded[chain.name]
+        whole = bool(recorded.state_partitions)
+        shares = keyed_state_shares(old, ran, now, self._key_groups(recorded), key, whole_partitions=whole)
+        self.shares.update({TaskId(chain.name, index): share for index, share in shares.items()})
 
     # What cannot be right
 
@@ -354,7 +330,3 @@ def _static_tables(chain: ChainMetadata) -> tuple[StaticTableSnapshot, ...]:
     """The static inputs that a new instance begins with: those of an old one."""
     reader = table_reader(chain.tasks)
     return () if reader is None else chain.tasks[reader].static
-
-
-def _event_time(task: TaskSnapshot) -> float:
-    return float("-inf") if task.valve_watermark is None else task.valve_watermark

@@ -20,7 +20,7 @@ from dagster_checkpoints.state.errors import (
     UnfinishedPredecessor,
 )
 from dagster_checkpoints.state.inputs import check_inputs, check_new_stages, check_sinks
-from dagster_checkpoints.state.key_groups import chosen_max_parallelism
+from dagster_checkpoints.state.key_groups import check_state_partitions_kept, chosen_max_parallelism
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
@@ -130,6 +130,7 @@ def validate_restore(
         InputRowsGone: a new stage reads rows that were emitted before the checkpoint.
         InvalidMaxParallelism: a maximum parallelism is set that is out of range.
         MaxParallelismChanged: another one is set than the checkpoint was taken with.
+        StatePartitionsChanged: a stage has another number of state partitions than the checkpoint was taken with.
         ParallelismTooHigh: a stage has more instances than key groups.
         SourcesChanged: a source is read in splits, and was not, or the other way round.
     """
@@ -139,6 +140,7 @@ def validate_restore(
     dropped = _unclaimed(pipeline, metadata, allow_non_restored_state, where)
     if not allow_non_restored_state:
         check_sinks(pipeline, metadata, where)
+    check_state_partitions_kept(pipeline.stages, recorded, where)
     rescaled = rescale(pipeline, metadata)
     metadata = rescaled.metadata
     recorded = {stage.name: stage for stage in metadata.stages}
@@ -259,6 +261,7 @@ def _key_groups(pipeline: PipelineView, recorded: Mapping[str, StageMetadata], c
     """By stage that runs, its number of key groups. A fully finished stage has no keyed state, so its number may change."""
     finished = {name for name, stage in recorded.items() if stage.fully_finished}
     fixed = {stage.name: 0 for stage in pipeline.stages} | {name: stage.max_parallelism for name, stage in recorded.items()}
+    chosen = {**chosen, **{stage.name: stage.state_partitions for stage in pipeline.stages if stage.state_partitions}}
     return {
         stage.name: chosen_max_parallelism(stage.name, len(stage.instances), chosen.get(stage.name), fixed[stage.name])
         for stage in pipeline.stages

@@ -32,6 +32,7 @@ from dagster_checkpoints.pipeline.errors import (
     InvalidInstancesError,
     InvalidNameError,
     InvalidStageInputError,
+    InvalidStatePartitionsError,
     InvalidWatermarkError,
     OutputModeError,
     SourceWithInputsError,
@@ -257,6 +258,17 @@ def test_instances_work_on_copies_of_their_own() -> None:
 def reads_flights(flights: object) -> None: ...
 
 
+def by_origin(state_partitions: object, **options: Any) -> Stage:
+    inputs = {"flights": StageInput(key="origin")}
+    return any_stage(inputs=inputs, state_partitions=state_partitions, **options)(reads_flights)
+
+
+class Divided(Stage):
+    state_partitions = 8
+
+    def transform(self, context: StageContext) -> Any: ...
+
+
 class Limited(Stage):
     max_rows_per_trigger = 5
 
@@ -365,6 +377,27 @@ REFUSED: list[tuple[str, Callable[[], object], type[PipelineDefinitionError], st
         lambda: any_stage(inputs={"flights": StageInput(mode="static")}, max_rows_per_trigger=5)(reads_flights),
         InvalidBatchLimitError,
         "read as a whole",
+    ),
+    ("no partitions", lambda: by_origin(0), InvalidStatePartitionsError, "1 to 32768"),
+    ("too many partitions", lambda: by_origin(32769), InvalidStatePartitionsError, "1 to 32768"),
+    ("true as partitions", lambda: by_origin(True), InvalidStatePartitionsError, "expected a number of partitions"),
+    (
+        "uneven partitions",
+        lambda: by_origin(9, instances=["a", "b"]),
+        InvalidStatePartitionsError,
+        "9 with 2 instances; expected a",
+    ),
+    (
+        "partitions without a key",
+        lambda: any_stage(inputs={"flights": StageInput(edge="all_to_all")}, state_partitions=8)(reads_flights),
+        InvalidStatePartitionsError,
+        "found None. Name the column",
+    ),
+    (
+        "partitions at a source",
+        lambda: Divided(kind=StageKind.BOUNDED_SOURCE),
+        InvalidStatePartitionsError,
+        "found no stream",
     ),
     (
         "lateness",

@@ -10,8 +10,9 @@ from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, stage, unbounded_source
 from dagster_checkpoints.spark.job.events import InstanceFinished, JobStarted
+from dagster_checkpoints.spark.query.plan_fingerprint import stateful_nodes
 from dagster_checkpoints.spark.query.plans import QueryPlan
-from dagster_checkpoints.spark.query.routed_keys import name_in_joins, operators_without
+from dagster_checkpoints.spark.query.routed_keys import name_in_joins, operators_not_by, operators_without
 
 ROWS = "k string, ts timestamp, v long"
 BUYS = "k string, bought timestamp, price long"
@@ -104,6 +105,23 @@ def test_the_column_of_the_rows_in_the_keys_of_the_state(lab: Any) -> None:
         return rows.alias("l").join(rows.withColumnRenamed("k", "other").alias("r"), F.expr(condition)).select("l.*")
 
     both = joined("k = other").alias("l").join(rows.alias("r"), F.expr("l.k = r.k")).select("l.*")
+    exact: list[tuple[DataFrame, bool]] = [
+        (rows.dropDuplicatesWithinWatermark(["k"]), True),
+        (rows.dropDuplicates(["k", "v"]), False),
+        (rows.groupBy(F.window("ts", "1 hour"), "k").count(), False),
+        (rows.groupBy("k").count(), True),
+        (rows.groupBy(F.upper("k").alias("k")).count(), False),
+        (rows.select("k").distinct(), True),
+        (rows.select("k", "v").distinct(), False),
+        (joined("l.k = other"), True),
+        (joined("l.v = r.v AND other = l.k"), False),
+        (joined("l.k = upper(other)"), False),
+        (joined("l.k = other").dropDuplicates(["v"]), False),
+    ]
+    for frame, is_exact in exact:
+        streaming = ("s",) * len(stateful_nodes(frame))
+        plan = QueryPlan(frame, frame.schema, streaming=True, own_watermark=True, stateful=streaming)
+        assert (not operators_not_by(plan, "k")) == is_exact, frame._jdf.toString()
     expected: list[tuple[DataFrame, list[str], str | None]] = [
         (rows.groupBy(F.window("ts", "1 hour"), "k").count(), [], None),
         (rows.groupBy(F.window("ts", "1 hour"), "v").count(), ["Aggregate"], None),

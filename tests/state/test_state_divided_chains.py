@@ -35,6 +35,7 @@ class StageOf:
     name: str
     instances: tuple[str, ...] = ("0",)
     split_interval: float | None = None
+    state_partitions: int | None = None
 
     @property
     def uid(self) -> str:

@@ -15,6 +15,7 @@ from dagster_checkpoints.state import (
     default_max_parallelism,
     key_groups_of,
     owner_of,
+    partition_of,
 )
 
 
@@ -43,6 +44,17 @@ def test_every_group_has_one_owner(data: st.DataObject) -> None:
     assert all(owner_of(group, parallelism, groups) == i for i, r in enumerate(ranges) for group in r)
     sizes = [len(r) for r in ranges]
     assert min(sizes) >= 1 and max(sizes) - min(sizes) <= 1
+
+
+@given(st.data())
+def test_key_groups_are_state_partitions_where_the_instances_share_them_evenly(data: st.DataObject) -> None:
+    """Spark puts a key with hash h into partition h mod P of an instance; Python's % is its pmod."""
+    parallelism, each = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))
+    groups, hashed = parallelism * each, data.draw(st.integers(-(2**31), 2**31 - 1))
+    group = hashed % groups
+    own = key_groups_of(owner_of(group, parallelism, groups), parallelism, groups)
+    assert len(own) == each and own.start % each == 0
+    assert own[hashed % each] == group and partition_of(group, parallelism, groups) == hashed % each
 
 
 @pytest.mark.parametrize(

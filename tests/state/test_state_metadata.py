@@ -226,6 +226,14 @@ SPLITS_READ = CheckpointMetadata(
 )
 """A bounded split source whose second instance has finished."""
 
+STATE_PARTITIONS = CheckpointMetadata(
+    pipeline="flights",
+    checkpoint_id=14,
+    stages=(StageMetadata("seen", 2, ("0", "1"), max_parallelism=8, state_partitions=8),),
+    chains=(ChainMetadata("seen", ("seen",), {0: TaskSnapshot(), 1: TaskSnapshot()}),),
+)
+"""Keyed state whose key groups are its state partitions, four of each instance."""
+
 WRITTEN = {
     "version-1.metadata": EVERYTHING,
     "version-1-transaction-files.metadata": SAVEPOINT,
@@ -235,6 +243,7 @@ WRITTEN = {
     "version-1-plans.metadata": PLANS,
     "version-1-late-rows.metadata": LATE_ROWS,
     "version-1-splits.metadata": SPLITS_READ,
+    "version-1-state-partitions.metadata": STATE_PARTITIONS,
 }
 """The content of each stored example. A file is added with each addition to the format and never changed."""
 
@@ -273,20 +282,21 @@ def test_files_are_named_by_their_content_and_their_owner() -> None:
 
 
 def test_additions_to_the_format_are_written_only_where_used() -> None:
-    written = [encode(metadata) for metadata in (SAVEPOINT, SPLITS, STORED_BY, INPUTS, PLANS, LATE_ROWS, SPLITS_READ, EVERYTHING)]
+    written = [encode(metadata) for metadata in WRITTEN.values() if metadata != EVERYTHING]
     additions = {
-        b"transaction_files": 0,
-        b"max_parallelism": 1,
-        b"stored_by": 2,
-        b"inputs": 3,
-        b"state_plan": 4,
-        b"sources": 4,
-        b"late_rows": 5,
-        b"splits": 6,
-        b'"complete":': 6,
+        b"transaction_files": (0,),
+        b"max_parallelism": (1, 7),
+        b"stored_by": (2,),
+        b"inputs": (3,),
+        b"state_plan": (4,),
+        b"sources": (4,),
+        b"late_rows": (5,),
+        b"splits": (6,),
+        b'"complete":': (6,),
+        b"state_partitions": (7,),
     }
     for addition, only in additions.items():
-        assert [addition in data for data in written] == [number == only for number in range(len(written))]
+        assert [addition in data for data in written] == [number in only for number in range(len(written))]
 
 
 def test_each_stored_example_is_accounted_for() -> None:

@@ -56,6 +56,7 @@ class StageOf:
     name: str
     instances: tuple[str, ...]
     split_interval: float | None = None
+    state_partitions: int | None = None
 
     @property
     def uid(self) -> str:

@@ -40,6 +40,7 @@ from dagster_checkpoints.state import (
     SourcesChanged,
     StageInstanceSnapshot,
     StageMetadata,
+    StatePartitionsChanged,
     TaskSnapshot,
     UnfinishedPredecessor,
     check_union_states,
@@ -53,6 +54,7 @@ class StageOf:
     name: str
     instances: tuple[str, ...]
     split_interval: float | None = None
+    state_partitions: int | None = None
 
     @property
     def uid(self) -> str:
@@ -260,6 +262,28 @@ def test_the_number_of_key_groups_is_fixed(row: str, recorded: int, chosen: dict
 def test_key_groups_that_do_not_fit(row: str, recorded: int, chosen: int, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         validate_restore(*with_key_groups(row, recorded), max_parallelism={"V0": chosen})
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now", "words"),
+    [
+        (8, 4, r"state_partitions=4, and state_partitions=8 in checkpoint 7 .* Set state_partitions=8; or end"),
+        (8, None, r"no state_partitions, and state_partitions=8 in checkpoint 7 .* Set state_partitions=8; or end"),
+        (0, 8, r"state_partitions=8, and no state_partitions in checkpoint 7 .* Leave out state_partitions; or end"),
+    ],
+)
+def test_another_number_of_state_partitions(recorded: int, now: int | None, words: str) -> None:
+    pipeline, metadata = described("V0 p2; V1 p2 fin{0,1}")
+    stages = [dataclasses.replace(stage, state_partitions=now) for stage in pipeline.stages]
+    partitions = {"state_partitions": recorded, "max_parallelism": recorded}
+    taken = msgspec.structs.replace(
+        metadata, stages=tuple(msgspec.structs.replace(stage, **partitions) for stage in metadata.stages)
+    )
+    with pytest.raises(StatePartitionsChanged, match=f"Stage 'V0' has {words}"):
+        validate_restore(PipelineOf("p", tuple(stages), pipeline.edges), taken)
+    stages[0] = dataclasses.replace(stages[0], state_partitions=recorded or None)
+    plan = validate_restore(PipelineOf("p", tuple(stages), pipeline.edges), taken)
+    assert plan.max_parallelism == {"V0": recorded or 128}, "a stage that has fully finished may have any number"
 
 
 def test_a_source_does_not_become_a_split_source_nor_the_other_way_round() -> None:

@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
-from dagster_checkpoints.pipeline import Chain, FunctionStage, Pipeline, StageKind, TaskId, fused_in
+from dagster_checkpoints.pipeline import Chain, FunctionStage, Pipeline, Stage, StageKind, TaskId, fused_in
 from dagster_checkpoints.spark.channels.channel_wiring import Wiring
 from dagster_checkpoints.spark.errors import RestoredSchemaError
 from dagster_checkpoints.spark.files.work_path import WorkPath
@@ -25,7 +25,7 @@ from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage, stand_in
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, describe, reads_watermarks
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.restored_plans import check_restored_plan, recorded_sources, with_ended_sources
-from dagster_checkpoints.spark.query.routed_keys import RoutedKey, name_in_joins, operators_without
+from dagster_checkpoints.spark.query.routed_keys import RoutedKey, check_key_of_state, name_in_joins, operators_without
 from dagster_checkpoints.spark.query.stage_calls import open_stage
 from dagster_checkpoints.spark.query.stage_inputs import (
     EventTime,
@@ -105,6 +105,7 @@ class AttemptPlans:
         fused = fused_in(self._pipeline, chain.stages)
         stand_ins = self._stand_ins(chain, index) if fused else None
         plan = self._analyse(chain, index, inputs) if has_static else self.build(instances, inputs, {}, stand_ins)
+        self._check_state_partitions(chain, instances, plan)
         self._record_schema(chain, index, plan.schema)
         self.schemas.update({name: without_event_time(frame.schema) for name, frame in plan.outputs.items() if name in fused})
         described = with_ended_sources(describe(plan), self._snapshot(chain, index))
@@ -242,6 +243,16 @@ class AttemptPlans:
             for name, how in head.inputs.items()
         )
 
+    def _check_state_partitions(self, chain: Chain, instances: Sequence[StageInstance], plan: plans.QueryPlan) -> None:
+        head = self._pipeline.stage(chain.stages[0])
+        if head.state_partitions is not None:
+            key = next(how.key for how in head.inputs.values() if how.key is not None)
+            check_key_of_state(instances[0].call, plan, key, self._key_types(head, key))
+
+    def _key_types(self, head: Stage, key: str) -> set[DataType]:
+        """The types of the column by which the streams of a stage are routed."""
+        return {self.schemas[name][key].dataType for name, how in head.inputs.items() if how.mode == "stream"}
+
     def routed_key(self, chain: Chain, index: int, plan: plans.QueryPlan, key: str) -> RoutedKey:
         """The column by which the rows of a chain's inputs are routed to its instances.
 
@@ -255,7 +266,7 @@ class AttemptPlans:
             InstancesChanged: The query keeps state that does not belong to the column, and so cannot be moved with it.
         """
         head = self._pipeline.stage(chain.stages[0])
-        kinds = {self.schemas[name][key].dataType for name, how in head.inputs.items() if how.mode == "stream"}
+        kinds = self._key_types(head, key)
         others = operators_without(plan, key)
         if others or len(kinds) > 1:
             found = f"an operator with another key: {', '.join(others)}" if others else f"the types {sorted(map(str, kinds))}"

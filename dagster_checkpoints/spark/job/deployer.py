@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from pyspark.sql.types import StructType
 
 from dagster_checkpoints.execution.fused_sources import FusedSource
@@ -41,7 +42,7 @@ from dagster_checkpoints.spark.query.plan_report import PlanReport
 from dagster_checkpoints.spark.query.restored_plans import forgotten_sources
 from dagster_checkpoints.spark.query.stage_calls import StageCall, open_stage
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
-from dagster_checkpoints.spark.snapshots.moved_state import MovedState, move_state
+from dagster_checkpoints.spark.snapshots.rescaled_state import RescaledState
 from dagster_checkpoints.spark.snapshots.restored_state import Restored, RestoredState, late_rows_of_finished, rows_of_finished
 from dagster_checkpoints.spark.snapshots.uploads import SnapshotUploader
 from dagster_checkpoints.spark.tasks.channel_task import ChannelTask
@@ -173,7 +174,9 @@ class _Attempt:
         finished = frozenset(restored.plan.finished if restored else ())
         snapshots = restored.plan.tasks if restored else {}
         known = restored.plan.max_parallelism if restored else {}
-        key_groups = {s.name: known.get(s.name) or default_max_parallelism(s.parallelism) for s in pipeline.stages}
+        key_groups = {
+            s.name: known.get(s.name) or s.state_partitions or default_max_parallelism(s.parallelism) for s in pipeline.stages
+        }
         self.wiring = Wiring(pipeline, self.chains, snapshots, finished, key_groups)
         self.plans = AttemptPlans(
             pipeline,
@@ -192,7 +195,7 @@ class _Attempt:
         stages = restored.metadata.stages if restored else ()
         self.deployment.most_instances = {stage.name: stage.most_instances for stage in stages if stage.most_instances}
         self._opened: list[StageInstance] = []
-        self._moved: dict[str, MovedState] = {}  # by chain, the keyed state of all its instances
+        self._rescaled_state = RescaledState(spark, self.state, settings.folder)
         if restored:
             self.deployment.rows_of_finished = rows_of_finished(restored.metadata)
             self.deployment.late_rows_of_finished = late_rows_of_finished(restored.metadata)
@@ -229,6 +232,7 @@ class _Attempt:
                         share = self._share(TaskId(chain.name, index))
                         if share is not None:
                             self.plans.routed_key(chain, index, plan, share.key)
+                            self.state.whole_partitions(chain)
                 self.plans.load_recorded_schema(chain)
             except StageError as error:
                 report.fail(chain.stages, error)
@@ -273,9 +277,8 @@ class _Attempt:
         if share is not None:
             assert plan is not None
             key = self.plans.routed_key(chain, index, plan, share.key)
-            if chain.name not in self._moved:
-                self._moved[chain.name] = move_state(self.spark, self.state.fetch_move(chain, key, self.settings.folder))
-            self.state.place_moved(task, self._moved[chain.name], folder)
+            assert snapshot is not None
+            snapshot = msgspec.structs.replace(snapshot, query=self._rescaled_state.place(chain, task, key, folder))
         sink = self._sink(chain, index)
         output = TaskOutput(
             folder.work / "segments",

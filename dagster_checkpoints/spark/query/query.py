@@ -21,6 +21,7 @@ from dagster_checkpoints.spark.query.driver_sources import KEPT_ERRORS, SourceFa
 from dagster_checkpoints.spark.query.kafka_lag import rows_behind
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.query_log import QueryLog
+from dagster_checkpoints.spark.query.query_sessions import with_partitions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -87,6 +88,7 @@ class TaskQuery:
         before_batch: Called before the lock is taken, to wait because of back-pressure. Its argument returns True when the
             wait must end because the query is closing.
         gate: The gate that the query's sources ask; None for a query that reads no channels.
+        partitions: The number of its state partitions when it begins without a log; None for the session's.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class TaskQuery:
         on_batch: Callable[[DataFrame, int], None],
         before_batch: Callable[[Callable[[], bool]], None],
         gate: QueryGate | None = None,
+        partitions: int | None = None,
     ) -> None:
         self.log = QueryLog(checkpoint)
         self.checkpoint = checkpoint
@@ -105,6 +108,7 @@ class TaskQuery:
         self._on_batch = on_batch
         self._before_batch = before_batch
         self._gate = gate
+        self._partitions = partitions
         self._lock = threading.Lock()
         self._closing = False
         self._running = threading.Event()  # cleared while the query is paused
@@ -122,6 +126,8 @@ class TaskQuery:
             self._gate.begin()
         self._trigger, self._only_batch = trigger, self.log.last_committed() + 1
         frame.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self._pool)
+        if self._partitions is not None:
+            frame = with_partitions(frame, self._partitions)
         writer = frame.writeStream.outputMode(output_mode).option("checkpointLocation", url(self.checkpoint))
         if trigger:
             writer = writer.trigger(**trigger)

@@ -18,6 +18,8 @@ from dagster_checkpoints.spark.files.work_path import WorkPath, entries_of, remo
 
 _FIRST_SOURCE = 2
 """Number of the line of the first stream in an entry of the offset log."""
+STATE_CODEC = "spark.sql.streaming.stateStore.compression.codec"
+STATE_PARTITIONS = "spark.sql.shuffle.partitions"
 _NO_OFFSET = "-"
 """The line of a stream that has no offset yet."""
 
@@ -84,6 +86,18 @@ class QueryLog:
         """The settings of Spark that the query keeps, such as its number of state partitions, as of a batch."""
         lines = (self._offsets / str(batch_id)).read_text(encoding="utf-8").split("\n")
         return dict(json.loads(lines[1])["conf"])
+
+    def set_state_partitions(self, count: int) -> None:
+        """Give the query another number of state partitions, in which its state is already; the query is stopped.
+
+        Args:
+            count: The number, which Spark takes from the last batch and not from the session.
+        """
+        for entry in self._entries():
+            lines = entry.read_text(encoding="utf-8").split("\n")
+            metadata = json.loads(lines[1])
+            metadata["conf"][STATE_PARTITIONS] = str(count)
+            self._replace(entry, [lines[0], json.dumps(metadata), *lines[2:]])
 
     def next_watermark(self, batch_id: int) -> int:
         """The watermark (epoch ms) that the committed batch records for the next batch."""

@@ -6,16 +6,19 @@ Analysis only; must not know tasks or storage.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql.types import DataType
 
+from dagster_checkpoints.spark.errors import StatePartitionsError
+from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
 from dagster_checkpoints.spark.query.plan_fingerprint import stateful_nodes
 from dagster_checkpoints.spark.query.plan_nodes import analyzed, children, nodes
 from dagster_checkpoints.spark.query.plan_text import Node, column_origins, parse, traced
 from dagster_checkpoints.spark.query.plans import QueryPlan
+from dagster_checkpoints.spark.query.stage_calls import StageCall
 
 _KEYS = {
     "Aggregate": "groupingExpressions",
@@ -52,6 +55,65 @@ def operators_without(plan: QueryPlan, key: str) -> list[str]:
     others = [node.kind for node in found if node.kind != _JOIN and key not in _keys(node)]
     joins = [node.kind for node in found if node.kind == _JOIN]
     return others if not joins or name_in_joins(plan, key) is not None else [*others, *joins]
+
+
+def operators_not_by(plan: QueryPlan, key: str) -> list[tuple[str, str]]:
+    """The query's stateful operators whose key is not exactly a column of the inputs, unchanged and under its name.
+
+    Spark divides the state of the others, and of no others, into partitions by the hash of this column alone.
+
+    Args:
+        plan: The plan of the query.
+        key: The column by which the rows of all inputs are routed.
+
+    Returns:
+        Per operator its stage, "" if that is not known, and its kind.
+    """
+    found = stateful_nodes(plan.frame)
+    if len(found) != len(plan.stateful):
+        return [("", f"{len(plan.stateful)} operators with state, of which {len(found)} are known")]
+    named = list(zip(reversed(plan.stateful), found, strict=True))
+    others = [(stage, node.kind) for stage, node in named if node.kind != _JOIN and not _is_key(node, key)]
+    joins = [stage for stage, node in named if node.kind == _JOIN]
+    if joins and any(of_join != [(key, key)] for of_join in _join_keys(plan)):
+        others += [(stage, _JOIN) for stage in joins]
+    return others
+
+
+def check_key_of_state(call: StageCall, plan: QueryPlan, key: str, kinds: Set[DataType]) -> None:
+    """Check that all state of a query is divided into partitions by the column by which its rows are routed, and by nothing else.
+
+    Args:
+        call: The first stage of the chain, which declares `state_partitions`.
+        plan: The plan of the query.
+        key: The column.
+        kinds: Its types in the inputs.
+
+    Raises:
+        RefusedAtStage: A later stage of the chain keeps other state; it may begin a query of its own.
+        StatePartitionsError: The stage itself keeps other state.
+    """
+    others = operators_not_by(plan, key)
+    behind = [(stage, kind) for stage, kind in others if stage not in ("", call.stage.name)]
+    if behind and len(behind) == len(others):
+        stage, kind = behind[-1]
+        raise RefusedAtStage(stage, f"{call.stage.name!r} has state_partitions, and {kind} has another key than {key!r}")
+    if others:
+        found = f"an operator with another key: {', '.join(kind for _, kind in others)}"
+    elif len(kinds) > 1:
+        found = f"inputs with the types {', '.join(sorted(kind.simpleString() for kind in kinds))}"
+    elif any("collate" in kind.simpleString() for kind in kinds):
+        found = f"the type {next(iter(kinds)).simpleString()}, whose equal values have several hashes"
+    else:
+        return
+    raise StatePartitionsError(
+        call.stage.name,
+        call.context.instance,
+        f"has state_partitions={call.stage.state_partitions}, so that its rows are routed by its state partitions. Expected "
+        f"that {key!r} alone is the key of each stateful operator, unchanged, under its name and of one type, found {found}. A "
+        "window beside the column is a part of the key. Group by the column alone, or leave out state_partitions: state is then "
+        "moved to other instances row by row.",
+    )
 
 
 def name_in_joins(plan: QueryPlan, key: str) -> str | None:
@@ -101,6 +163,20 @@ def _expressions(sequence: Any) -> Sequence[Node]:
 def _column(expression: Node, plan: Node) -> str:
     """The column of the inputs that an expression is, unchanged; "" for any other expression."""
     return traced(expression, [plan]) if expression.kind == "AttributeReference" else ""
+
+
+def _is_key(node: Node, key: str) -> bool:
+    """Whether the key of an operator's state is this column of the inputs, and nothing else."""
+    return _number_of_keys(node) == 1 and key in _keys(node)
+
+
+def _number_of_keys(node: Node) -> int:
+    """The number of columns in the key of an operator's state; 0 if it is not known."""
+    if node.kind in _KEYS:
+        return len(node.expressions(_KEYS[node.kind]))
+    if node.kind == "TransformWithStateInPySpark":
+        return int(node.fields.get("groupingAttributesLen") or 0)
+    return len(column_origins(node.children[0])) if node.kind == "Distinct" else 0
 
 
 def _keys(node: Node) -> Iterator[str]:

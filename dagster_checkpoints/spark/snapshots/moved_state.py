@@ -24,7 +24,7 @@ from pyspark.sql.types import DataType, StructType
 from dagster_checkpoints.spark.channels.segments import key_group, owner_of_group
 from dagster_checkpoints.spark.files.work_path import WorkPath, entries_of, rename, url
 from dagster_checkpoints.spark.query.driver_sources import KEPT_ERRORS, JavaObject, kept
-from dagster_checkpoints.spark.query.query_log import QueryLog
+from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS, QueryLog
 from dagster_checkpoints.spark.query.routed_keys import RoutedKey
 from dagster_checkpoints.spark.session.spark_session import ROCKSDB
 from dagster_checkpoints.state import InstancesChanged, KeyedStateShare
@@ -39,7 +39,6 @@ _DESCRIPTION = "_metadata"
 _PLACE = "__dagster_checkpoints_partition__"
 _MISROUTED = "dagster_checkpoints: a key is held by an instance that does not own it"
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-_PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ def move_state(spark: SparkSession, move: StateMove) -> MovedState:
     jvm: Any = spark._jvm
     ensure_callback_server_started(spark.sparkContext._gateway)
     session, option = spark._jsparkSession, jvm.scala.Option
-    partitions = int(configuration[_PARTITIONS])
+    partitions = int(configuration[STATE_PARTITIONS])
     target, hadoop = url(move.target), session.sessionState().newHadoopConf()
     function = option.apply(_Rows(spark, move, partitions))
     rewriter = jvm.org.apache.spark.sql.execution.streaming.state.StateRewriter
@@ -155,7 +154,8 @@ class _Rows(JavaObject):
     """The function that replaces the rows of a state store by those of all new instances, each in its partition.
 
     State partition n of an old instance has the rows of partition n of the new ones: Spark divides the rows of each instance by
-    the same hash of the same key into the same number of partitions.
+    the same hash of the same key into the same number of partitions. Where key groups are state partitions, the number of a row's
+    group is that of its partition.
     """
 
     def __init__(self, spark: SparkSession, move: StateMove, partitions: int) -> None:
@@ -175,22 +175,25 @@ class _Rows(JavaObject):
     def _held(self, index: int, source: WorkPath, of_store: Mapping[str, str]) -> DataFrame:
         """The rows of an old instance, with the number of the partition that gets them."""
         move, share, operator = self._move, self._move.shares[0], of_store["operatorId"]
-        self._check_partitions(source, operator)
+        self._check_partitions(source, operator, len(share.held[index]) if share.whole_partitions else self._partitions)
         reader = self._spark.read.format("statestore").option("batchId", move.batches[index]).options(**of_store)
         rows = reader.option(_ALL_COLUMN_FAMILIES, "true").load(url(source))
         key = self._key_column(rows.schema[_KEY].dataType, operator)
         group, held = key_group(F.col(f"{_KEY}.`{key}`"), share.number), share.held[index]
-        owner = owner_of_group(group, len(move.shares), share.number)
-        place = owner * F.lit(self._partitions) + F.pmod(F.spark_partition_id(), F.lit(self._partitions))
+        if share.whole_partitions:
+            place = group
+        else:
+            owner = owner_of_group(group, len(move.shares), share.number)
+            place = owner * F.lit(self._partitions) + F.pmod(F.spark_partition_id(), F.lit(self._partitions))
         misrouted = F.raise_error(F.lit(_MISROUTED)).cast("int")
         return rows.withColumn(_PLACE, F.when(group.between(held.start, held.stop - 1), place).otherwise(misrouted))
 
-    def _check_partitions(self, source: WorkPath, operator: str) -> None:
+    def _check_partitions(self, source: WorkPath, operator: str, expected: int) -> None:
         """Only with one number of state partitions do rows stay in the partition of their number."""
         found = {entry.name for entry in entries_of(source / "state" / operator) if entry.name.isdecimal()}
-        if found != {str(number) for number in range(self._partitions)}:
+        if found != {str(number) for number in range(expected)}:
             raise InstancesChanged(
-                f"{self._move.where}: expected {self._partitions} state partitions (spark.sql.shuffle.partitions of the query) "
+                f"{self._move.where}: expected {expected} state partitions (spark.sql.shuffle.partitions of the query) "
                 f"in each instance, found {len(found)} in one of them (operator {operator} of the query). Give the stage the "
                 "same instances, or start the pipeline without this checkpoint (restore_from: none)."
             )

@@ -65,15 +65,16 @@ def prune(pinned: Path, batch_id: int) -> list[Path]:
     return [Path(path) for path in needed]
 
 
-def relocate(checkpoint: Path, target: WorkPath) -> None:
+def relocate(checkpoint: Path, target: WorkPath, partitions: int | None = None) -> None:
     """Correct the descriptions of stateful operators in a restored checkpoint directory, which was written at another place.
 
     They name the operator's number, which is another one in a part of a query that was divided, and the absolute paths of the
-    state schemas that `transformWithState` writes.
+    state schemas that `transformWithState` writes, and the number of state partitions.
 
     Args:
         checkpoint: The directory on this machine.
         target: The directory's place in the work directory.
+        partitions: The number of its state partitions, if it has changed; None for the recorded one.
 
     Source: Spark's `OperatorStateMetadataV1` and `OperatorStateMetadataV2`.
     """
@@ -83,6 +84,8 @@ def relocate(checkpoint: Path, target: WorkPath) -> None:
         number = file.relative_to(checkpoint).parts[1]
         metadata["operatorInfo"]["operatorId"] = int(number)
         for store in metadata.get("stateStoreInfo", ()):
+            if partitions is not None:
+                store["numPartitions"] = partitions
             if paths := store.get("stateSchemaFilePaths"):
                 schemas = f"{url(target)}/state/{number}"
                 store["stateSchemaFilePaths"] = [_schema_path(path, schemas) for path in paths]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,13 +18,16 @@ from dagster_checkpoints.spark.channels.channel_wiring import restored_segment
 from dagster_checkpoints.spark.files.server_copies import is_large_enough, server_copy_target
 from dagster_checkpoints.spark.files.work_folder import WorkFolder
 from dagster_checkpoints.spark.files.work_path import WorkPath, place
-from dagster_checkpoints.spark.query.query_log import QueryLog
+from dagster_checkpoints.spark.query.query_log import STATE_CODEC, QueryLog
 from dagster_checkpoints.spark.query.routed_keys import RoutedKey
+from dagster_checkpoints.spark.snapshots.empty_versions import write_empty_versions
+from dagster_checkpoints.spark.snapshots.moved_partitions import MovedPartitions, are_moved_whole, moved_partitions
 from dagster_checkpoints.spark.snapshots.moved_state import MovedState, StateMove
 from dagster_checkpoints.spark.snapshots.query_files import is_state_of_version
 from dagster_checkpoints.spark.snapshots.query_snapshots import relocate
 from dagster_checkpoints.state import (
     CheckpointMetadata,
+    KeyedStateShare,
     OperatorState,
     QuerySnapshot,
     RestorePlan,
@@ -33,6 +37,9 @@ from dagster_checkpoints.state import (
     redistribute_operator_states,
 )
 from dagster_checkpoints.storage import CheckpointStorage, SavepointDirectory
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,14 @@ class RestoredState:
             left = self._storage.copy_state(large, target, checkpoint=self._restored.location)
         return set(large) - set(left)
 
-    def fetch_query(self, query: QuerySnapshot, folder: WorkFolder, forgotten: Sequence[int], streams: int) -> None:
+    def fetch_query(
+        self,
+        query: QuerySnapshot,
+        folder: WorkFolder,
+        forgotten: Sequence[int] = (),
+        streams: int = 0,
+        partitions: int | None = None,
+    ) -> None:
         """Fetch the files of a task's query into the query's checkpoint directory.
 
         Args:
@@ -109,6 +123,7 @@ class RestoredState:
             folder: The task's directory.
             forgotten: The positions of its streams that begin anew, or are not read again.
             streams: The number of streams of its plan.
+            partitions: The number of its state partitions, if it has changed; None for that of its log.
         """
         files = query.files
         target = folder / "checkpoint"
@@ -118,8 +133,45 @@ class RestoredState:
             QueryLog(target.scratch).forget_source(position)
         if query.sources == ():
             QueryLog(target.scratch).begin_sources(streams)
-        relocate(target.scratch, target.work)
+        if partitions is not None:
+            QueryLog(target.scratch).set_state_partitions(partitions)
+        relocate(target.scratch, target.work, partitions)
         place(target.scratch, target.work)
+
+    def whole_partitions(self, chain: Chain) -> list[MovedPartitions | None] | None:
+        """By instance of a chain, its query if it gets whole state partitions; None for an instance that begins without state.
+
+        Returns:
+            None if the state of the chain is not moved by whole partitions.
+
+        Raises:
+            InstancesChanged: The state is not in RocksDB.
+        """
+        shares = [self._share(TaskId(chain.name, index)) for index in range(len(chain.instances))]
+        if not any(share is not None and share.whole_partitions for share in shares):
+            return None
+        where = self._where(chain)
+        moved = [
+            None if share is None else moved_partitions(share, self._continued(TaskId(chain.name, index)), where)
+            for index, share in enumerate(shares)
+        ]
+        return moved if are_moved_whole([each for each in moved if each is not None]) else None
+
+    def fetch_partitions(self, spark: SparkSession, moved: MovedPartitions, folder: WorkFolder) -> None:
+        """Fetch the state partitions of an instance, and the logs and descriptions of the query that it continues.
+
+        Args:
+            spark: The session, which writes the versions without a change.
+            moved: The instance's query.
+            folder: The task's directory.
+        """
+        target = folder / "checkpoint"
+        self.fetch_query(moved.query, folder, partitions=moved.partitions)
+        QueryLog(target.work).become_another_query()
+        if moved.empty_versions:
+            codec = QueryLog(target.work).configuration(moved.query.batch_id)[STATE_CODEC]
+            write_empty_versions(spark, [target.scratch / path for path in moved.empty_versions], codec)
+            place(target.scratch, target.work)
 
     def fetch_move(self, chain: Chain, key: RoutedKey, attempt: WorkFolder) -> StateMove:
         """Fetch what the instances of a chain need whose keyed state moves; see :func:`moved_state.move_state`.
@@ -132,14 +184,15 @@ class RestoredState:
         assert self._restored is not None and self._restored.plan.rescaled is not None
         rescaled = self._restored.plan.rescaled
         shares = [rescaled.shares[TaskId(chain.name, index)] for index in range(len(chain.instances))]
+        partitions = len(shares[0].groups) if shares[0].whole_partitions else None
         query = self._continued(TaskId(chain.name, 0))
         folder = attempt / "rescaled" / chain.name
-        self._fetch_logs(query, folder / "moved")
+        self._fetch_logs(query, folder / "moved", partitions)
         held = {old: query for share in shares for old, query in share.queries.items()}
         for old, of_old in held.items():
-            self.fetch_query(of_old, folder / str(old), (), 0)
+            self.fetch_query(of_old, folder / str(old))
         return StateMove(
-            where=f"Stage {chain.name!r}, {self._restored.location}",
+            where=self._where(chain),
             shares=shares,
             key=key,
             batches={old: of_old.batch_id for old, of_old in held.items()},
@@ -148,22 +201,33 @@ class RestoredState:
             target=(folder / "moved" / "checkpoint").work,
         )
 
-    def place_moved(self, task: TaskId, moved: MovedState, folder: WorkFolder) -> None:
+    def place_moved(self, task: TaskId, moved: MovedState, folder: WorkFolder) -> QuerySnapshot:
         """Make the checkpoint directory of an instance from the query that it continues and the state that it gets.
+
+        Returns that query.
 
         Args:
             task: The instance.
             moved: The state of all instances of its chain.
             folder: The task's directory.
         """
-        self._fetch_logs(self._continued(task), folder)
+        share, query = self._share(task), self._continued(task)
+        self._fetch_logs(query, folder, moved.partitions if share is not None and share.whole_partitions else None)
         moved.take(task.index, (folder / "checkpoint").work)
+        return query
 
-    def _fetch_logs(self, query: QuerySnapshot, folder: WorkFolder) -> None:
+    def _fetch_logs(self, query: QuerySnapshot, folder: WorkFolder, partitions: int | None) -> None:
         """Fetch the logs and descriptions of a query, without its state, as those of another query."""
         logs = [file for file in query.files if not is_state_of_version(file.path)]
-        self.fetch_query(msgspec.structs.replace(query, files=tuple(logs)), folder, (), 0)
+        self.fetch_query(msgspec.structs.replace(query, files=tuple(logs)), folder, partitions=partitions)
         QueryLog((folder / "checkpoint").work).become_another_query()
+
+    def _share(self, task: TaskId) -> KeyedStateShare | None:
+        rescaled = self._restored.plan.rescaled if self._restored is not None else None
+        return rescaled.shares.get(task) if rescaled is not None else None
+
+    def _where(self, chain: Chain) -> str:
+        return f"Stage {chain.name!r}, {self._restored.location if self._restored is not None else 'no checkpoint'}"
 
     def _continued(self, task: TaskId) -> QuerySnapshot:
         """The old query that an instance with moved state continues."""

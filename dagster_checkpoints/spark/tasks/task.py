@@ -93,7 +93,8 @@ class Task(ABC):
         self.stages = StageErrors(parts.instances)
         self.operators = OperatorChain(parts, self.stages)
         checkpoint = parts.folder.work / "checkpoint"
-        self.query = TaskQuery(checkpoint, str(parts.id), self._on_batch, self.output.wait_for_consumers, gate)
+        partitions = parts.pipeline.stage(parts.chain.name).state_partitions_of_instance
+        self.query = TaskQuery(checkpoint, str(parts.id), self._on_batch, self.output.wait_for_consumers, gate, partitions)
         self.runs = QueryRuns(parts.id, self.query, self.tail.stage.output_mode, self._check_canceled)
         self.watermarks = TaskWatermarks(parts, self.query, self.committed_watermark)
         self.snapshots = TaskSnapshots(parts, self.query, self.operators, self.watermarks)

@@ -1,0 +1,88 @@
+"""Whole state partitions of other instances: the files, their later versions, and when partitions are moved as they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_checkpoints.spark.snapshots.moved_partitions import MOST_EMPTY_VERSIONS, are_moved_whole, moved_partitions
+from dagster_checkpoints.state import InstancesChanged, KeyedStateShare, QuerySnapshot, StateFile, TaskSnapshot
+from dagster_checkpoints.state.keyed_state_shares import keyed_state_shares
+
+GROUPS = 4
+
+
+def query(batch_id: int, *state: str) -> QuerySnapshot:
+    logs = ("metadata", f"offsets/{batch_id}", f"commits/{batch_id}", "state/0/_metadata/metadata")
+    return QuerySnapshot(batch_id, tuple(StateFile(path, f"{path} of batch {batch_id}", 1) for path in (*logs, *state)))
+
+
+def shares(*queries: QuerySnapshot | None, now: int, event_times: tuple[int, ...] = ()) -> dict[int, KeyedStateShare]:
+    old = [TaskSnapshot(query=each, valve_watermark=(event_times or (0,) * 9)[i]) for i, each in enumerate(queries)]
+    ran = {index: each for index, each in enumerate(queries) if each is not None}
+    return keyed_state_shares(old, ran, now, GROUPS, "k", whole_partitions=True)
+
+
+CHANGES = query(1, *(f"state/0/{partition}/left/{version}.changelog" for partition in (0, 1) for version in (1, 2)))
+WHOLE = query(3, "state/0/0/left/4.zip", "state/0/0/left/SSTs/a.sst", "state/0/1/left/3.zip", "state/0/1/left/4.changelog")
+
+
+def test_partitions_of_queries_with_other_batches_get_one_version() -> None:
+    """The query with the earliest event time goes on, as if it had run as many batches as the other one."""
+    for first, second, event_times in ((CHANGES, WHOLE, (5, 9)), (WHOLE, CHANGES, (9, 5))):
+        share = shares(first, second, now=1, event_times=event_times)[0]
+        of_changes, of_whole = (0, 2) if first is CHANGES else (2, 0)
+        moved = moved_partitions(share, share.queries[share.logs], "stage")
+        assert (moved.partitions, moved.query.batch_id) == (4, 3)
+        assert {(file.path, file.sha256) for file in moved.query.files} == {
+            ("metadata", "metadata of batch 1"),
+            ("offsets/3", "offsets/1 of batch 1"),
+            ("commits/3", "commits/1 of batch 1"),
+            ("state/0/_metadata/metadata", "state/0/_metadata/metadata of batch 1"),
+            *(
+                (f"state/0/{of_changes + p}/left/{v}.changelog", f"state/0/{p}/left/{v}.changelog of batch 1")
+                for p in (0, 1)
+                for v in (1, 2)
+            ),
+            (f"state/0/{of_whole}/left/4.zip", "state/0/0/left/4.zip of batch 3"),
+            (f"state/0/{of_whole}/left/SSTs/a.sst", "state/0/0/left/SSTs/a.sst of batch 3"),
+            (f"state/0/{of_whole + 1}/left/3.zip", "state/0/1/left/3.zip of batch 3"),
+            (f"state/0/{of_whole + 1}/left/4.changelog", "state/0/1/left/4.changelog of batch 3"),
+        }
+        assert set(moved.empty_versions) == {f"state/0/{of_changes + p}/left/{v}.changelog" for p in (0, 1) for v in (3, 4)}
+
+
+def test_whole_versions_of_an_earlier_batch_get_later_numbers() -> None:
+    share = shares(query(1, "state/0/0/1.zip", "state/0/0/2.changelog"), query(6, "state/0/0/7.zip"), now=1)[0]
+    moved = moved_partitions(share, share.queries[share.logs], "stage")
+    state = {file.path: file.sha256 for file in moved.query.files if file.path.startswith("state/0/0/")}
+    assert state == {
+        "state/0/0/6.zip": "state/0/0/1.zip of batch 1",
+        "state/0/0/7.changelog": "state/0/0/2.changelog of batch 1",
+    }
+
+
+def test_partitions_of_an_instance_that_has_run_no_batch_begin_empty() -> None:
+    share = shares(query(1, "state/0/0/2.zip", "state/0/1/2.zip"), None, now=1)[0]
+    moved = moved_partitions(share, share.queries[share.logs], "stage")
+    assert set(moved.empty_versions) == {f"state/0/{partition}/{version}.changelog" for partition in (2, 3) for version in (1, 2)}
+    assert are_moved_whole([moved])
+
+
+def test_instances_that_are_divided_evenly_continue_their_own_queries() -> None:
+    divided = shares(CHANGES, None, now=4, event_times=(9, 5))
+    assert {index: (share.logs, share.groups) for index, share in divided.items()} == {0: (0, range(1)), 1: (0, range(1, 2))}
+    moved = moved_partitions(divided[1], CHANGES, "stage")
+    assert (moved.partitions, moved.query.batch_id, moved.empty_versions) == (1, 1, ())
+    state = {file.path: file.sha256 for file in moved.query.files if file.path.startswith("state/0/0/")}
+    assert state == {f"state/0/0/left/{v}.changelog": f"state/0/1/left/{v}.changelog of batch 1" for v in (1, 2)}
+
+
+def test_very_many_versions_without_a_change_are_not_written() -> None:
+    share = shares(CHANGES, query(MOST_EMPTY_VERSIONS, "state/0/0/left/9.zip"), now=1)[0]
+    assert not are_moved_whole([moved_partitions(share, CHANGES, "stage")])
+
+
+def test_state_that_is_not_in_rocksdb_is_refused() -> None:
+    share = shares(query(1, "state/0/0/1.delta"), now=2)[0]
+    with pytest.raises(InstancesChanged, match=r"stage: expected state in RocksDB.* found the file state/0/0/1\.delta"):
+        moved_partitions(share, share.queries[0], "stage")
