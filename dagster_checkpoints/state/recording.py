@@ -55,7 +55,7 @@ def recorded_stages(
             instances=tuple(stage.instances),
             finished=indices[stage.name],
             fully_finished=len(indices[stage.name]) == len(stage.instances),
-            max_parallelism=key_groups.get(stage.name, 0),
+            max_parallelism=key_groups.get(stage.name, stage.state_partitions or 0),
             inputs=inputs[stage.name],
             enumerator=enumerators.get(stage.name),
             state_partitions=stage.state_partitions or 0,

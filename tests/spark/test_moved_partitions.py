@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dagster_checkpoints.spark.snapshots.moved_partitions import MOST_EMPTY_VERSIONS, are_moved_whole, moved_partitions
-from dagster_checkpoints.state import InstancesChanged, KeyedStateShare, QuerySnapshot, StateFile, TaskSnapshot
+from dagster_checkpoints.spark.snapshots.query_files import is_state_of_version, needed_files
+from dagster_checkpoints.state import (
+    InstancesChanged,
+    KeyedStateShare,
+    QuerySnapshot,
+    StateFile,
+    TaskSnapshot,
+    key_groups_of,
+)
 from dagster_checkpoints.state.keyed_state_shares import keyed_state_shares
 
 GROUPS = 4
@@ -86,3 +96,34 @@ def test_state_that_is_not_in_rocksdb_is_refused() -> None:
     share = shares(query(1, "state/0/0/1.delta"), now=2)[0]
     with pytest.raises(InstancesChanged, match=r"stage: expected state in RocksDB.* found the file state/0/0/1\.delta"):
         moved_partitions(share, share.queries[0], "stage")
+
+
+@given(st.data())
+def test_each_partition_is_complete_and_is_moved_once(data: st.DataObject) -> None:
+    """Whatever the versions of the old partitions, a restore finds all files of one version of each, and loses none."""
+    before, now, each = (data.draw(st.integers(1, 4)) for _ in range(3))
+    groups = before * now * each
+    held = {old: key_groups_of(old, before, groups) for old in range(before)}
+    queries = {}
+    for old in range(before):
+        version, paths = data.draw(st.integers(2, 6)), []
+        for partition in range(groups // before):
+            whole = data.draw(st.integers(0, version))
+            paths += [f"state/0/{partition}/{whole}.zip"] if whole else []
+            paths += [f"state/0/{partition}/{later}.changelog" for later in range(whole + 1, version + 1)]
+        files = (f"{log}/{batch}" for log in ("offsets", "commits") for batch in (version - 2, version - 1))
+        logs = ("metadata", "state/0/_metadata/metadata", *files)
+        queries[old] = QuerySnapshot(version - 1, tuple(StateFile(path, f"{old} {path}", 1) for path in (*logs, *paths)))
+    found: list[str] = []
+    for index in range(now):
+        own = key_groups_of(index, now, groups)
+        parts = {old: query for old, query in queries.items() if set(own) & set(held[old])}
+        share = KeyedStateShare(own, groups, "k", min(parts), parts, held, whole_partitions=True)
+        moved = moved_partitions(share, parts[min(parts)], "stage")
+        paths = [*(file.path for file in moved.query.files), *moved.empty_versions]
+        assert len(paths) == len(set(paths))
+        assert needed_files(paths, moved.query.batch_id, lambda _: set(), "stage") == sorted(paths)
+        in_state = [file for file in moved.query.files if is_state_of_version(file.path)]
+        assert {path.split("/")[2] for path in paths if is_state_of_version(path)} == set(map(str, range(len(own))))
+        found += [file.sha256 for file in in_state]
+    assert sorted(found) == sorted(f.sha256 for q in queries.values() for f in q.files if is_state_of_version(f.path))
