@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dagster_checkpoints.state import keyed_state_shares, rescaled_instances
 from dagster_checkpoints.state.instance_matches import InstanceMatches
-from dagster_checkpoints.state.merged_channels import MergedEventTime, one_after_the_other
+from dagster_checkpoints.state.merged_channels import one_after_the_other
 from dagster_checkpoints.state.rescaled_channels import RescaledEdge
-from dagster_checkpoints.state.rescaling import check_rescaling, least_watermark
+from dagster_checkpoints.state.rescaling import least_watermark
 from simulation.injection import Fault
 
 RESCALING_FAULTS = (
@@ -32,7 +32,6 @@ RESCALING_FAULTS = (
         "splits",
     ),
     Fault("a rescaled instance begins with the latest event time", least_watermark, "min(", "max(", "rescaling", seed=2400),
-    Fault("finished instances are restored as other instances", check_rescaling, "if over:", "if False:", "rescaling", seed=6500),
     # Elements in flight
     Fault(
         "an instance gets all rows in flight of an old one, and not only those of its key groups",
@@ -77,14 +76,6 @@ RESCALING_FAULTS = (
         "times[number] if times else limit",
         "in flight",
         seed=1800,
-    ),
-    Fault(
-        "a channel begins with the latest watermark of the old ones",
-        MergedEventTime.of.__func__,  # type: ignore[attr-defined]
-        "cls(least_time(c.watermark for c in channels)",
-        "cls(max((c.watermark for c in channels if c.watermark is not None), default=None)",
-        "rescaling",
-        seed=6500,
     ),
     Fault(
         "behind rows in flight a channel is ahead of its sender",

@@ -9,6 +9,7 @@ Source: PROTOCOL 8.3 and 8.5; Flink's TaskStateAssignment and RecordFilter.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -114,7 +115,7 @@ class RescaledEdge:
         self._readers = readers
         self._key_groups = key_groups
         self._table_reader = table_reader
-        self._old = {(channel.sender, channel.reader): channel for channel in old}
+        self._old: dict[tuple[int | None, int | None], OldChannel] = {(c.sender, c.reader): c for c in old}
         self._carried: defaultdict[Place, list[tuple[OldChannel, int | None]]] = defaultdict(list)
         """By present channel, the old ones whose records it carries: those of one reader's key groups, or all (None)."""
         sent_by: defaultdict[int | None, list[OldChannel]] = defaultdict(list)
@@ -124,6 +125,14 @@ class RescaledEdge:
                 self._carried[place].append((channel, keys_of))
         self._known = {sender: MergedEventTime.of(channels) for sender, channels in sent_by.items()}
         """By old instance that sent; under None, of all where a present instance may send what any of them would have sent."""
+
+    def into_ended(self, reader: int) -> Iterator[ChannelSnapshot]:
+        """What an instance that waits behind the end of its data knows of its channels: it reads no more."""
+        origin = self._readers.origins[reader]
+        for sender in self._senders_to[reader]:
+            same = self._old.get((self._senders.origins[sender], origin))
+            if same is not None:
+                yield msgspec.structs.replace(same.saved, channel=self._names[sender, reader], position=0, in_flight=())
 
     def into(self, reader: int, positions: Mapping[str, int], begins: Mapping[TaskId, int | None]) -> Iterator[ChannelSnapshot]:
         """What a present instance begins with on its channels; nothing for a channel of which nothing is known.
@@ -264,7 +273,9 @@ class RescaledChannels:
             edges, tasks = self._edges_into(before), {}
             for index, task in chain.tasks.items():
                 own = positions[of[index]] if index in of else {}
-                channels = tuple([known for edge in edges for known in edge.into(index, own, begins)])
+                ended = task.end_of_data == "drain"
+                known = (edge.into_ended(index) if ended else edge.into(index, own, begins) for edge in edges)
+                channels = tuple(itertools.chain.from_iterable(known))
                 tasks[index] = msgspec.structs.replace(task, channels=channels, output_positions={})
             result.append(msgspec.structs.replace(chain, tasks=tasks))
         return tuple(result)

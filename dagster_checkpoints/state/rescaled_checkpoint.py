@@ -311,7 +311,7 @@ class _Rescaling:
         }
         known = {chain.name for chain in rescaled.chains}
         for group in self._channels.groups:
-            if group.static or group.producer not in reading:
+            if group.producer not in reading:
                 continue
             deaf = [task for task in group.channels if task.vertex in known and task not in reading]
             if deaf:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dagster_checkpoints.pipeline import Pipeline, StageInput, TaskId, bounded_source, stage, unbounded_source
 from dagster_checkpoints.state import (
@@ -22,6 +23,7 @@ from dagster_checkpoints.state import (
     StageMetadata,
     StaticTableSnapshot,
     TaskSnapshot,
+    WatermarkAt,
     decode,
     encode,
     recorded_inputs,
@@ -209,6 +211,27 @@ def test_a_new_instance_whose_static_input_no_instance_keeps_is_refused(static: 
     validate_restore(joining("ba"), checkpoint_of_joining(static))
 
 
+def test_a_new_instance_of_a_static_input_whose_reader_has_ended_is_refused() -> None:
+    def of(names: str) -> Pipeline:
+        @bounded_source(instances=list(names))
+        def names_of(context: Any) -> None: ...
+
+        @stage(inputs={"names_of": StageInput(mode="static")}, sink=SINK)
+        def joined(names_of: Any) -> None: ...
+
+        return Pipeline("p", [names_of, joined])
+
+    inputs = recorded_inputs(of("a"))
+    stages = tuple(StageMetadata(each.name, 1, each.instances, inputs=inputs[each.name]) for each in of("a").stages)
+    waiting = {name: {0: TaskSnapshot({name: StageInstanceSnapshot()}, end_of_data="drain")} for name in ("names_of", "joined")}
+    before = CheckpointMetadata("p", 3, stages, tuple(ChainMetadata(name, (name,), tasks) for name, tasks in waiting.items()))
+    validate_restore(of("a"), before)
+    with pytest.raises(
+        InstancesChanged, match=r"Instance 1 of 'names_of' would send its rows to joined\[0\], which has finished"
+    ):
+        validate_restore(of("ab"), before)
+
+
 def test_a_stage_without_state_in_spark_begins_a_new_query() -> None:
     plain = {i: snapshot("counted", "x", own=StageInstanceSnapshot(state_plan=())) for i in range(2)}
     metadata = checkpoint(pipeline(edge="all_to_all"), readers=plain)
@@ -243,3 +266,15 @@ def test_what_cannot_be_rescaled(now: Pipeline, before: CheckpointMetadata, text
 def test_more_instances_than_key_groups() -> None:
     with pytest.raises(ParallelismTooHigh, match="'counted' has 5 instances and a maximum parallelism of 4"):
         validate_restore(pipeline(keyed="pqrst"), checkpoint(pipeline(), max_parallelism=4))
+
+
+def test_an_instance_that_waits_behind_its_end_of_data_knows_the_ends_of_its_channels() -> None:
+    """At-least-once would decline each checkpoint as one whose barrier came in front of the end."""
+    ended = channel(0, 0, 900, ended="drain", in_flight=(WatermarkAt(950),))
+    readers = {0: snapshot("counted", "a", [ended], end_of_data="drain"), 1: snapshot("counted", "b", [channel(1, 1, 70)])}
+    metadata = checkpoint(pipeline("ab", "ab", edge="pointwise"), readers=readers)
+    live = {**metadata.chains[0].tasks, 0: replace(metadata.chains[0].tasks[0], end_of_data="drain")}
+    metadata = replace(metadata, chains=(replace(metadata.chains[0], tasks=live), metadata.chains[1]))
+    counted = tasks(rescale(pipeline("ba", "ba", edge="pointwise"), metadata), "counted")
+    assert counted[1].channels == (ChannelSnapshot("live[1]->counted[1]", 0, 900, ended="drain"),)
+    assert [(c.channel, c.watermark, c.ended) for c in counted[0].channels] == [("live[0]->counted[0]", 70, "none")]
