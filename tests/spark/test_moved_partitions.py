@@ -98,6 +98,13 @@ def test_state_that_is_not_in_rocksdb_is_refused() -> None:
         moved_partitions(share, share.queries[0], "stage")
 
 
+def test_the_log_of_a_query_that_has_run_one_batch_gets_the_batch_before_the_later_one() -> None:
+    share = shares(query(0, "state/0/0/1.zip"), query(4, "state/0/0/5.zip"), now=1)[0]
+    moved = moved_partitions(share, share.queries[0], "stage")
+    logs = {file.path: file.sha256 for file in moved.query.files if file.path.startswith(("offsets/", "commits/"))}
+    assert logs == {f"{log}/{batch}": f"{log}/0 of batch 0" for log in ("offsets", "commits") for batch in (3, 4)}
+
+
 @given(st.data())
 def test_each_partition_is_complete_and_is_moved_once(data: st.DataObject) -> None:
     """Whatever the versions of the old partitions, a restore finds all files of one version of each, and loses none."""

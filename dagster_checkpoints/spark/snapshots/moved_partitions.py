@@ -74,6 +74,8 @@ def moved_partitions(share: KeyedStateShare, continued: QuerySnapshot, where: st
             store.files[path] = file
     later = batch_id - continued.batch_id
     files = [replace(f, path=_later_entry(f.path, later)) for f in continued.files if not is_state_of_version(f.path)]
+    if later and continued.batch_id == 0:  # a later batch needs the one before it, and batch 0 has none
+        files += [replace(f, path=_later_entry(f.path, later - 1)) for f in continued.files if _LOG_ENTRY.match(f.path)]
     empty: list[str] = []
     for operator, name in sorted({(operator, name) for _, operator, name in stores}):
         for partition in range(len(share.groups)):
