@@ -339,7 +339,7 @@ def test_readers_inside_a_chain_divide_its_query_and_its_state(lab: Any) -> None
     assert sorted(lab.committed("audit")) == sorted(("AB"[m % 2], m) for m in [*range(85, 120), *range(115, 200)])
 
 
-def test_streams_of_a_replaced_input_begin_anew_and_others_go_on(lab: Any) -> None:
+def test_streams_of_a_replaced_input_begin_again_and_others_go_on(lab: Any) -> None:
     """A restore that takes the stage between out again finds no positions of the channels that were there before."""
     pipeline = Flow(lab).pipeline(between=True)
     texts = ("watermark of input 'rows'", "records of input 'rows'", "records of input 'other'")

@@ -87,22 +87,20 @@ class Wiring:
             rows: Reads files with rows of a stage.
         """
         saved = {c.channel: c.in_flight for c in snapshot.channels} if snapshot else {}
-        shares = itertools.count()
+        folders = (folder.work / "shares" / f"{number:06d}" for number in itertools.count())
         for producer, channel in self._inputs[task]:
             elements = first_elements(saved.get(str(channel.id), ()), producer in self._finished)
             files = [f for e in elements if isinstance(e, Segment) for f in e.files]
             root = fetch(files, folder) if files else folder.work
             for element in elements:
-                if not isinstance(element, Segment):
-                    channel.append(element)
-                    continue
-                segment: SegmentFiles | None = restored_segment(element, root)
-                if segment is not None and isinstance(element, SegmentShare):
-                    whole, target = segment, folder.work / "shares" / f"{next(shares):06d}"
-                    segment = write_share(rows(channel.id.producer, whole.files), target, element)
+                if isinstance(element, SegmentShare):
+                    whole = restored_segment(element, root)
+                    share = write_share(rows(channel.id.producer, whole.files), next(folders), element)
                     whole.release()
-                if segment is not None:
-                    channel.append(Records(segment))
+                    if share is not None:
+                        channel.append(Records(share))
+                else:
+                    channel.append(Records(restored_segment(element, root)) if isinstance(element, Segment) else element)
 
     def close(self) -> None:
         for inputs in self._inputs.values():

@@ -54,7 +54,7 @@ from dagster_checkpoints.spark.tasks.split_task import SplitTask
 from dagster_checkpoints.spark.tasks.task import Task
 from dagster_checkpoints.spark.tasks.task_parts import StageInstance, TaskParts
 from dagster_checkpoints.spark.tasks.task_sink import TaskSink
-from dagster_checkpoints.state import KeyedStateShare, RestoreError, TaskSnapshot, default_max_parallelism
+from dagster_checkpoints.state import RestoreError, TaskSnapshot, default_max_parallelism
 from dagster_checkpoints.storage import CheckpointStorage
 
 if TYPE_CHECKING:
@@ -229,10 +229,10 @@ class _Attempt:
                     if not self._needs_no_plan(TaskId(chain.name, index)):
                         inputs = self.plans.inputs(chain, index)
                         plan, _ = self.plans.checked(chain, index, inputs, self._instances(chain, index, None))
-                        share = self._share(TaskId(chain.name, index))
+                        share = self.state.share(TaskId(chain.name, index))
                         if share is not None:
                             self.plans.routed_key(chain, index, plan, share.key)
-                            self.state.whole_partitions(chain)
+                self.state.whole_partitions(chain)
                 self.plans.load_recorded_schema(chain)
             except StageError as error:
                 report.fail(chain.stages, error)
@@ -263,7 +263,7 @@ class _Attempt:
         snapshot = self.restored.plan.tasks.get(task) if self.restored else None
         folder = self._folder(chain, index)
         after_finish = snapshot is not None and snapshot.end_of_data == "drain"
-        share = self._share(task)
+        share = self.state.share(task)
         tables = self.state.tables(snapshot, folder)
         inputs = self.plans.inputs(chain, index)
         self.wiring.restore_in_flight(task, snapshot, folder, self.state.fetch_segments, self._rows)
@@ -314,11 +314,6 @@ class _Attempt:
             for channel in task_input.channels:
                 channel.on_append = channel_task.wake_up
         return channel_task
-
-    def _share(self, task: TaskId) -> KeyedStateShare | None:
-        """The keyed state that a task gets from other instances; None if it continues its own."""
-        rescaled = self.restored.plan.rescaled if self.restored else None
-        return rescaled.shares.get(task) if rescaled is not None else None
 
     def _source_task(self, parts: TaskParts) -> Task:
         stage = parts.instances[0].stage

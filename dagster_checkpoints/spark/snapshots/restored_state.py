@@ -121,7 +121,7 @@ class RestoredState:
         Args:
             query: The query.
             folder: The task's directory.
-            forgotten: The positions of its streams that begin anew, or are not read again.
+            forgotten: The positions of the streams whose offsets it forgets, see `restored_plans.forgotten_sources`.
             streams: The number of streams of its plan.
             partitions: The number of its state partitions, if it has changed; None for that of its log.
         """
@@ -138,6 +138,11 @@ class RestoredState:
         relocate(target.scratch, target.work, partitions)
         place(target.scratch, target.work)
 
+    def share(self, task: TaskId) -> KeyedStateShare | None:
+        """The keyed state that a task gets from other instances; None if it continues its own."""
+        rescaled = self._restored.plan.rescaled if self._restored is not None else None
+        return rescaled.shares.get(task) if rescaled is not None else None
+
     def whole_partitions(self, chain: Chain) -> list[MovedPartitions | None] | None:
         """By instance of a chain, its query if it gets whole state partitions; None for an instance that begins without state.
 
@@ -147,7 +152,7 @@ class RestoredState:
         Raises:
             InstancesChanged: The state is not in RocksDB.
         """
-        shares = [self._share(TaskId(chain.name, index)) for index in range(len(chain.instances))]
+        shares = [self.share(TaskId(chain.name, index)) for index in range(len(chain.instances))]
         if not any(share is not None and share.whole_partitions for share in shares):
             return None
         where = self._where(chain)
@@ -211,7 +216,7 @@ class RestoredState:
             moved: The state of all instances of its chain.
             folder: The task's directory.
         """
-        share, query = self._share(task), self._continued(task)
+        share, query = self.share(task), self._continued(task)
         self._fetch_logs(query, folder, moved.partitions if share is not None and share.whole_partitions else None)
         moved.take(task.index, (folder / "checkpoint").work)
         return query
@@ -221,10 +226,6 @@ class RestoredState:
         logs = [file for file in query.files if not is_state_of_version(file.path)]
         self.fetch_query(msgspec.structs.replace(query, files=tuple(logs)), folder, partitions=partitions)
         QueryLog((folder / "checkpoint").work).become_another_query()
-
-    def _share(self, task: TaskId) -> KeyedStateShare | None:
-        rescaled = self._restored.plan.rescaled if self._restored is not None else None
-        return rescaled.shares.get(task) if rescaled is not None else None
 
     def _where(self, chain: Chain) -> str:
         return f"Stage {chain.name!r}, {self._restored.location if self._restored is not None else 'no checkpoint'}"
