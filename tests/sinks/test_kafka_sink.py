@@ -441,6 +441,26 @@ def test_wrong_topics_servers_and_credentials_are_refused(
     check(topic, Variable("KAFKA_SERVERS"), **LOGIN, **{"sasl.password": Variable("KAFKA_PASSWORD")})
 
 
+@pytest.mark.parametrize(
+    ("reports", "named"),
+    [
+        ([], "timed out. "),
+        (["_ALL_BROKERS_DOWN"], "timed out (2/2 brokers are down)"),
+        (["_TRANSPORT", "_ALL_BROKERS_DOWN"], "timed out (refused)"),
+        (["_AUTHENTICATION", "_TRANSPORT", "_ALL_BROKERS_DOWN"], "timed out (wrong password). Correct the credentials"),
+    ],
+)
+def test_errors_say_why_no_broker_can_be_reached(reports: list[str], named: str) -> None:
+    cluster = KafkaCluster("127.0.0.1:1", {}, "sink", retry_for=1)
+    tell = cluster._made(dict[str, Any], {})["error_cb"]
+    texts = {"_ALL_BROKERS_DOWN": "2/2 brokers are down", "_TRANSPORT": "refused", "_AUTHENTICATION": "wrong password"}
+    for report in reports:
+        tell(KafkaError(getattr(KafkaError, report), texts[report]))
+    error = cluster.failed(KafkaException(KafkaError(KafkaError._TIMED_OUT, "timed out")), "asking")
+    assert f"while asking: {named}" in str(error)
+    assert isinstance(error, InvalidSinkTopic if "password" in named else SinkUnavailable)
+
+
 def test_a_transaction_time_that_brokers_do_not_allow_is_refused(kafka: KafkaBroker, job: Any) -> None:
     with pytest.raises(InvalidSinkTopic, match=r"transaction.max.timeout.ms is less than"):
         job(options={"transaction.timeout.ms": 1_000_000}).start()

@@ -50,16 +50,16 @@ def source(splits: KafkaSplits, discover: Any, read: Any = None, **settings: Any
 
 def test_each_message_is_read_once_through_a_failure_and_by_other_instances(lab: Any, kafka: KafkaBroker) -> None:
     """One partition is empty; one has a transaction, an aborted one, and one that is open when the splits are discovered."""
-    kafka.create_topic("past", 4)
-    kafka.send("past", numbered(0, 200), 0)
-    kafka.send("past", numbered(300, 390), 3)
-    writer = Producer({"bootstrap.servers": kafka.servers, "transactional.id": "past", "log_level": 0})
+    kafka.create_topic("ranges", 4)
+    kafka.send("ranges", numbered(0, 200), 0)
+    kafka.send("ranges", numbered(300, 390), 3)
+    writer = Producer({"bootstrap.servers": kafka.servers, "transactional.id": "ranges", "log_level": 0})
     writer.init_transactions()
 
     def transaction(values: Iterable[str]) -> None:
         writer.begin_transaction()
         for value in values:
-            writer.produce("past", value, partition=2)
+            writer.produce("ranges", value, partition=2)
         writer.flush()
 
     transaction(numbered(200, 230))
@@ -67,7 +67,7 @@ def test_each_message_is_read_once_through_a_failure_and_by_other_instances(lab:
     transaction(["aborted"] * 15)
     writer.abort_transaction()
     transaction(["open"] * 5)
-    splits = KafkaSplits("past", options(kafka, kafka_isolation_level="read_committed"), rows_per_split=25)
+    splits = KafkaSplits("ranges", options(kafka, kafka_isolation_level="read_committed"), rows_per_split=25)
     failed, reads = threading.Event(), [0]
 
     def fail_after_a_commit(split: KafkaSplit) -> None:
@@ -80,14 +80,14 @@ def test_each_message_is_read_once_through_a_failure_and_by_other_instances(lab:
             raise RuntimeError("an engine without a plane")
 
     def pipeline(*instances: str, read: Any = None) -> Pipeline:
-        return Pipeline("past", [source(splits, splits, read, instances=instances, sink=lab.sink())])
+        return Pipeline("ranges", [source(splits, splits, read, instances=instances, sink=lab.sink())])
 
     job = lab.start(pipeline("a", "b", read=fail_after_a_commit), interval=0.3, restart=NoRestart())
     assert job.result().status == "FAILED" and failed.is_set(), job.story()
     before = lab.count()
     assert 0 < before < 320
     writer.commit_transaction()
-    kafka.send("past", ["later"], 1)
+    kafka.send("ranges", ["later"], 1)
     lab.start(pipeline("c", "a", "b"), interval=0.3).finished()
     expected = numbered(0, 230) + numbered(300, 390)
     found = lab.committed()
@@ -95,13 +95,13 @@ def test_each_message_is_read_once_through_a_failure_and_by_other_instances(lab:
     assert len({row[1:] for row in found}) == len(expected)
 
     # Without read_committed: three of the offsets are markers of transactions, also the last one.
-    everything = KafkaSplits("past", options(kafka))
+    everything = KafkaSplits("ranges", options(kafka))
     context = DiscoveryContext(lab.spark, "past", logging.getLogger("tests"))
     (whole,) = (split for split in everything(context) if split.partition == 2)
     assert (whole.start, whole.end, everything.read(lab.spark, whole).count()) == (0, 53, 50)
 
-    kafka.delete_before("past", 0, 50)
-    lost = Pipeline("lost", [source(splits, [KafkaSplit("past", 0, 40, 60)], sink=lab.sink("lost"))])
+    kafka.delete_before("ranges", 0, 50)
+    lost = Pipeline("lost", [source(splits, [KafkaSplit("ranges", 0, 40, 60)], sink=lab.sink("lost"))])
     error = lab.start(lost).result().error
     assert isinstance(error.__cause__, SourceRowsLostError) and "retention has deleted them" in str(error), error
 

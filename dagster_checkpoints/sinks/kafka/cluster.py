@@ -157,8 +157,12 @@ class KafkaCluster:
         return SinkUnavailable, "The brokers did not answer as expected: the run tries again as its restart strategy says"
 
     def _reports(self) -> str:
-        """The last thing that a client has reported by itself: for example why no broker can be reached."""
-        return f" ({self._without_credentials(self._reported[-1].str())})" if self._reported else ""
+        """Why no broker can be reached, as a client has reported it by itself: the reason, not what follows from it."""
+        if not self._reported:
+            return ""
+        reasons = [each for each in self._reported if each.name() in _CREDENTIALS]
+        reasons = reasons or [each for each in self._reported if each.name() != "_ALL_BROKERS_DOWN"] or self._reported
+        return f" ({self._without_credentials(reasons[-1].str())})"
 
     def _made(self, kind: Callable[[dict[str, Any]], T], settings: Mapping[str, Any]) -> T:
         kafka = _library(self._sink)
