@@ -356,6 +356,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             allow_non_restored_state=config.allow_non_restored_state,
             allow_older_checkpoint=config.allow_older_checkpoint,
             allow_changed_plan=config.allow_changed_plan,
+            repartition_state=config.repartition_state,
             lease_seconds=self.lease_seconds,
             max_queued_bytes=self.max_queued_bytes,
             claim_mode=ClaimMode(config.claim_mode),

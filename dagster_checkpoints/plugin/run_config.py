@@ -47,6 +47,8 @@ class PipelineRunConfig(KnownSettings, dg.Config):
         allow_older_checkpoint: If the checkpoint is corrupt or incomplete, try older retained checkpoints.
         allow_changed_plan: Continue with the checkpoint's state although the stateful operators (the length of a window, keys,
             aggregates) or the sources have changed. One output then holds results of both plans.
+        repartition_state: Write restored state in as many partitions as `spark.sql.shuffle.partitions` says now, instead of the
+            number of the checkpoint. It needs RocksDB, and Spark 4.2 or later.
 
     Raises:
         pydantic.ValidationError: `restore_from` is none of these.
@@ -75,6 +77,9 @@ class PipelineRunConfig(KnownSettings, dg.Config):
 
     allow_changed_plan: bool = Field(
         default=False, description="continue with the checkpoint's state although a stage's stateful operators or sources changed"
+    )
+    repartition_state: bool = Field(
+        default=False, description="write the checkpoint's state in as many partitions as spark.sql.shuffle.partitions says now"
     )
 
     @field_validator("restore_from")

@@ -79,7 +79,12 @@ from dagster_checkpoints.state.rescaled_channels import RescaledEdge, SegmentSha
 from dagster_checkpoints.state.rescaled_checkpoint import RescaledCheckpoint, rescale
 from dagster_checkpoints.state.rescaling import check_rescaling, least_watermark, rescaled_stages
 from dagster_checkpoints.state.restore import RestorePlan, check_union_states, fitted, validate_restore
-from dagster_checkpoints.state.spark_versions import SUPPORTED_SPARK_TEXT, check_spark_version, is_supported_spark
+from dagster_checkpoints.state.spark_versions import (
+    SUPPORTED_SPARK_TEXT,
+    check_spark_version,
+    is_supported_spark,
+    rewrites_state,
+)
 from dagster_checkpoints.state.stage_names import with_uids
 from dagster_checkpoints.state.stages_between import replaced_inputs, with_stages_now
 from dagster_checkpoints.state.views import EdgeView, PipelineView, StageView
@@ -171,6 +176,7 @@ __all__ = [
     "replaced_inputs",
     "rescale",
     "rescaled_stages",
+    "rewrites_state",
     "task_files",
     "validate_restore",
     "with_stages_now",

@@ -17,6 +17,8 @@ SUPPORTED_SPARK = ((4, 1), (4, 2), (4, 3))
 _OTHER_LISTS_SINCE = (4, 2)
 """From this version on, list state of `transformWithState` has another form in RocksDB; older state is read, too."""
 
+_REWRITES_STATE_SINCE = (4, 2)
+
 SUPPORTED_SPARK_TEXT = "Spark 4.1, 4.2 or 4.3"
 """For the text of errors."""
 
@@ -24,6 +26,11 @@ SUPPORTED_SPARK_TEXT = "Spark 4.1, 4.2 or 4.3"
 def is_supported_spark(version: str) -> bool:
     """Whether the plugin runs on this version of Spark, such as `4.3.0`."""
     return _minor(version) in SUPPORTED_SPARK
+
+
+def rewrites_state(version: str) -> bool:
+    """Whether this version of Spark, such as `4.3.0`, can write the state of a query again: with other keys, or partitions."""
+    return _minor(version) >= _REWRITES_STATE_SINCE
 
 
 def check_spark_version(metadata: CheckpointMetadata, running: str) -> None:

@@ -32,6 +32,7 @@ from dagster_checkpoints.spark.job.job_execution import JobExecution
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.session.spark_session import build_session
 from dagster_checkpoints.spark.session.work_directory import parse_work_directory
+from dagster_checkpoints.spark.snapshots import moved_state
 from dagster_checkpoints.storage import CheckpointStorage, open_store
 from tests.spark.numbered_feed import NumberedFeed
 
@@ -45,7 +46,8 @@ class Settings:
 
     Attributes:
         hold: "upload" (of a state file), "metadata" or "commit" (of a sink): the process stops at the `hold_at`-th one, counted
-            from the drain if `hold_draining`. Or "commit-savepoint": at a sink's commit of a stop's savepoint.
+            from the drain if `hold_draining`. Or "commit-savepoint": at a sink's commit of a stop's savepoint. Or "state":
+            before an instance takes its part of state that was written again.
         hold_seconds: How long a thread of the process stops there; default: for ever.
         work: The work directory: a path below the folder or absolute, or a URL.
         storage: The URL of the storage; default: a directory below the folder.
@@ -64,6 +66,7 @@ class Settings:
         split_seconds: How long each of its splits takes at least.
         chained: "alone" or "read": the pipeline is that of :func:`chained_pipeline`, without or with a reader inside its chain.
         spark: Settings of the session.
+        repartition_state: Whether restored state gets as many partitions as these settings say.
     """
 
     run_id: str
@@ -90,6 +93,7 @@ class Settings:
     splits: str = ""
     split_seconds: float = 0.3
     spark: dict[str, Any] = field(default_factory=lambda: {"spark.master": "local[2]"})
+    repartition_state: bool = False
 
 
 class Recorder:
@@ -164,6 +168,13 @@ class HoldingSink(ParquetSink):
             if any(RECORDER.folder.glob("store/crashing/savepoints/*/_metadata")):
                 RECORDER.moment("commit-savepoint")
         super().commit(transaction)
+
+
+class HoldingState(moved_state.MovedState):
+    def take(self, index: int, target: Any) -> None:
+        if RECORDER is not None:
+            RECORDER.moment("state")
+        super().take(index, target)
 
 
 def in_hours(frame: DataFrame) -> DataFrame:
@@ -331,7 +342,9 @@ def main() -> None:
         scratch_directory=folder / "scratch",
         trace=folder / "traces",
         lease_seconds=settings.lease_seconds,
+        repartition_state=settings.repartition_state,
     )
+    moved_state.MovedState = HoldingState  # type: ignore[misc]
     if not settings.ask_executors:
         spark_start.is_local = lambda master: True
     if settings.smallest_server_copy is not None:

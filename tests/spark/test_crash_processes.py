@@ -224,7 +224,10 @@ def test_a_pipeline_killed_at_six_moments_commits_every_row_once(lab: Any, start
 
 
 def test_a_pipeline_killed_and_started_with_other_instances_commits_every_row_once(lab: Any, start: Callable[..., Child]) -> None:
-    """The backfill has ended; windows move from two instances to three, feeds are in another order and keep their state."""
+    """The backfill has ended; windows move from two instances to three, feeds are in another order and keep their state.
+
+    All state gets another number of partitions. One process is killed when the first instance has its part of it.
+    """
     start = functools.partial(start, numbered=True)
     feed = Feed(lab)
     feed.more()
@@ -233,7 +236,11 @@ def test_a_pipeline_killed_and_started_with_other_instances_commits_every_row_on
     child.kill()
     feed.more()
     feed.drain_when_consumed()
-    child = start("three", hours=3, feeds="cab")
+    start = functools.partial(start, hours=3, feeds="cab", repartition_state=True, spark={"spark.sql.shuffle.partitions": "5"})
+    child = start("moving", hold="state", hold_at=2)
+    child.wait_for("Holding")
+    child.kill()
+    child = start("three")
     started = child.wait_for("JobStarted")
     assert started["restored_checkpoint"] >= done["checkpoint_id"]
     assert set(started["finished_stages"]) == {"history", "names"}

@@ -5,14 +5,20 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, stage, unbounded_source
+from dagster_checkpoints.plugin.verification import verify_savepoint
 from dagster_checkpoints.spark.job.events import InstanceFinished, JobStarted
+from dagster_checkpoints.spark.job.plan_check import check_plans
 from dagster_checkpoints.spark.query.plan_fingerprint import stateful_nodes
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.routed_keys import name_in_joins, operators_not_by, operators_without
+from dagster_checkpoints.spark.snapshots import rewritten_state
+from dagster_checkpoints.spark.snapshots.restored_state import Restored
+from dagster_checkpoints.state import InstancesChanged, validate_restore
 
 ROWS = "k string, ts timestamp, v long"
 BUYS = "k string, bought timestamp, price long"
@@ -138,7 +144,7 @@ def test_the_column_of_the_rows_in_the_keys_of_the_state(lab: Any) -> None:
         assert (operators_without(plan, "k"), name_in_joins(plan, "k")) == (others, name), frame._jdf.toString()
 
 
-def test_state_offsets_and_transactions_survive_other_instances(lab: Any) -> None:
+def test_state_offsets_and_transactions_survive_other_instances(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One stage gets more instances, one fewer; a feed has ended and is left out, another one is new."""
     flow = Flow(lab)
     for feed in "abc":
@@ -159,7 +165,16 @@ def test_state_offsets_and_transactions_survive_other_instances(lab: Any) -> Non
     flow.put("c", 200, 300)
     flow.put("d", 200, 300)
     flow.put_clicks(96, 192)
-    second = lab.start(flow.pipeline("dcb", "x", "pqrs", "tuv"), interval=3600.0)
+    changed = flow.pipeline("dcb", "x", "pqrs", "tuv")
+    with monkeypatch.context() as older, lab.storage("rescaled") as storage:
+        older.setattr(rewritten_state, "rewrites_state", lambda version: False)
+        refused = lab.start(changed).result().error
+        assert isinstance(refused, InstancesChanged) and "expected Spark 4.2 or later" in str(refused), refused
+        metadata = verify_savepoint(storage, checkpoint.location, changed).metadata
+        plan = validate_restore(changed, metadata)
+        report = check_plans(changed, lab.spark, Restored(plan.rescaled.metadata, plan, checkpoint.location))
+        assert str(refused) in map(str, report.changed)
+    second = lab.start(changed, interval=3600.0)
     assert second.wait_for(JobStarted).restored_checkpoint == checkpoint.checkpoint_id
     assert {name: sorted(items) for name, items in flow.items.items()} == {"x": [f"{i}{n}" for i in "xy" for n in range(3)]}
     second.wait_until(lambda: second.execution.rows().get("named", 0) >= 900)

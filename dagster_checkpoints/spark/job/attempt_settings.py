@@ -27,6 +27,7 @@ class AttemptSettings:
             and end.
         vertices: The chains whose tasks are built, while the tasks of the others go on; None for all.
         allow_changed_plan: Whether restored state may continue under another plan.
+        repartition_state: Whether restored state gets as many state partitions as the session's `spark.sql.shuffle.partitions`.
         recorder: Writes the run's trace; None for no trace.
         sample_rows: Number of rows that the report of a commit shows; 0 for none.
         checkpoints: The settings of checkpoints.
@@ -43,6 +44,7 @@ class AttemptSettings:
     ended_sources: frozenset[tuple[str, str]] = frozenset()
     vertices: Set[str] | None = None
     allow_changed_plan: bool = False
+    repartition_state: bool = False
     recorder: Recorder | None = None
     sample_rows: int = 0
     assets: Mapping[str, Mapping[str, InputAsset]] = field(default_factory=dict)

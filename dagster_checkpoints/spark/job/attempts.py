@@ -128,6 +128,7 @@ class Attempts:
             ended_sources=action.ended_sources,
             vertices=vertices,
             allow_changed_plan=self._options.allow_changed_plan,
+            repartition_state=self._options.repartition_state,
             recorder=self._recorder,
             assets=self._options.assets,
             checkpoints=self._options.checkpoints,

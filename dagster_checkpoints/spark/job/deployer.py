@@ -39,6 +39,7 @@ from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.task_sinks import SettledSink, TaskSinks
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
 from dagster_checkpoints.spark.query.plan_report import PlanReport
+from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS
 from dagster_checkpoints.spark.query.restored_plans import forgotten_sources
 from dagster_checkpoints.spark.query.stage_calls import StageCall, open_stage
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
@@ -170,7 +171,8 @@ class _Attempt:
         graph = execution_graph(pipeline, chains)
         order = {vertex.name: position for position, vertex in enumerate(graph.vertices)}
         self.chains = tuple(sorted(chains, key=lambda chain: order[chain.name]))
-        self.state = RestoredState(pipeline, storage, restored)
+        partitions = int(spark.conf.get(STATE_PARTITIONS) or 1) if settings.repartition_state else None
+        self.state = RestoredState(pipeline, storage, restored, partitions)
         finished = frozenset(restored.plan.finished if restored else ())
         snapshots = restored.plan.tasks if restored else {}
         known = restored.plan.max_parallelism if restored else {}
@@ -195,7 +197,7 @@ class _Attempt:
         stages = restored.metadata.stages if restored else ()
         self.deployment.most_instances = {stage.name: stage.most_instances for stage in stages if stage.most_instances}
         self._opened: list[StageInstance] = []
-        self._rescaled_state = RescaledState(spark, self.state, settings.folder)
+        self._rescaled_state = RescaledState(spark, self.state, settings.folder, log)
         if restored:
             self.deployment.rows_of_finished = rows_of_finished(restored.metadata)
             self.deployment.late_rows_of_finished = late_rows_of_finished(restored.metadata)
@@ -232,7 +234,7 @@ class _Attempt:
                         share = self.state.share(TaskId(chain.name, index))
                         if share is not None:
                             self.plans.routed_key(chain, index, plan, share.key)
-                self.state.whole_partitions(chain)
+                self._rescaled_state.check(chain)
                 self.plans.load_recorded_schema(chain)
             except StageError as error:
                 report.fail(chain.stages, error)
@@ -272,12 +274,12 @@ class _Attempt:
         if snapshot is not None and snapshot.query is not None and described is not None and share is None:
             assert self.restored is not None
             forgotten = forgotten_sources(self.pipeline, self.restored.metadata, chain.stages[0], snapshot)
-            self.state.fetch_query(snapshot.query, folder, forgotten, len(described.sources))
+            self._rescaled_state.place_own(chain, task, snapshot.query, folder, forgotten, len(described.sources))
         self.plans.load_recorded_schema(chain)
         if share is not None:
             assert plan is not None
-            key = self.plans.routed_key(chain, index, plan, share.key)
             assert snapshot is not None
+            key = self.plans.routed_key(chain, index, plan, share.key)
             snapshot = msgspec.structs.replace(snapshot, query=self._rescaled_state.place(chain, task, key, folder))
         sink = self._sink(chain, index)
         output = TaskOutput(

@@ -31,6 +31,7 @@ class JobOptions:
         allow_non_restored_state: Whether state that belongs to no stage may be ignored.
         allow_older_checkpoint: Whether older retained checkpoints are tried if the chosen one is corrupt or incomplete.
         allow_changed_plan: Whether restored state may continue under a plan with other stateful operators or sources.
+        repartition_state: Whether restored state gets as many state partitions as `spark.sql.shuffle.partitions` says now.
         lease_seconds: The lease's length: seconds without a renewal after which another process may take the pipeline over.
         max_queued_bytes: Size of the unread segments of a channel, in bytes, from which its producer waits.
         upload_threads: The number of snapshots stored at the same time.
@@ -58,6 +59,7 @@ class JobOptions:
     allow_non_restored_state: bool = False
     allow_older_checkpoint: bool = False
     allow_changed_plan: bool = False
+    repartition_state: bool = False
     lease_seconds: float = 15.0
     max_queued_bytes: int = 256 * 1024 * 1024
     upload_threads: int = 4

@@ -25,6 +25,7 @@ from dagster_checkpoints.spark.snapshots.moved_partitions import MovedPartitions
 from dagster_checkpoints.spark.snapshots.moved_state import MovedState, StateMove
 from dagster_checkpoints.spark.snapshots.query_files import is_state_of_version
 from dagster_checkpoints.spark.snapshots.query_snapshots import relocate
+from dagster_checkpoints.spark.snapshots.rewritten_state import StateOfBatch
 from dagster_checkpoints.state import (
     CheckpointMetadata,
     KeyedStateShare,
@@ -66,9 +67,18 @@ class RestoredState:
         pipeline: The pipeline that is started; its parallelism may differ from the checkpoint's.
         storage: The storage of the checkpoint's files; None if plans are only checked.
         restored: The checkpoint that the attempt starts from; None for a new start.
+        state_partitions: The number of state partitions that each instance gets, unless its stage has a number of its own
+            (`state_partitions`); None if it keeps that of the checkpoint.
     """
 
-    def __init__(self, pipeline: Pipeline, storage: CheckpointStorage | None, restored: Restored | None) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        storage: CheckpointStorage | None,
+        restored: Restored | None,
+        state_partitions: int | None = None,
+    ) -> None:
+        self._state_partitions = state_partitions
         self._pipeline = pipeline
         self._storage = storage
         self._restored = restored
@@ -155,7 +165,7 @@ class RestoredState:
         shares = [self.share(TaskId(chain.name, index)) for index in range(len(chain.instances))]
         if not any(share is not None and share.whole_partitions for share in shares):
             return None
-        where = self._where(chain)
+        where = self.where(chain)
         moved = [
             None if share is None else moved_partitions(share, self._continued(TaskId(chain.name, index)), where)
             for index, share in enumerate(shares)
@@ -189,7 +199,7 @@ class RestoredState:
         assert self._restored is not None and self._restored.plan.rescaled is not None
         rescaled = self._restored.plan.rescaled
         shares = [rescaled.shares[TaskId(chain.name, index)] for index in range(len(chain.instances))]
-        partitions = len(shares[0].groups) if shares[0].whole_partitions else None
+        partitions = len(shares[0].groups) if shares[0].whole_partitions else self._state_partitions
         query = self._continued(TaskId(chain.name, 0))
         folder = attempt / "rescaled" / chain.name
         self._fetch_logs(query, folder / "moved", partitions)
@@ -197,13 +207,11 @@ class RestoredState:
         for old, of_old in held.items():
             self.fetch_query(of_old, folder / str(old))
         return StateMove(
-            where=self._where(chain),
+            where=self.where(chain),
             shares=shares,
             key=key,
-            batches={old: of_old.batch_id for old, of_old in held.items()},
-            sources={old: (folder / str(old) / "checkpoint").work for old in held},
-            batch_id=query.batch_id,
-            target=(folder / "moved" / "checkpoint").work,
+            old={old: _state_in(folder / str(old), of_old) for old, of_old in held.items()},
+            target=_state_in(folder / "moved", query),
         )
 
     def place_moved(self, task: TaskId, moved: MovedState, folder: WorkFolder) -> QuerySnapshot:
@@ -216,18 +224,46 @@ class RestoredState:
             moved: The state of all instances of its chain.
             folder: The task's directory.
         """
-        share, query = self.share(task), self._continued(task)
-        self._fetch_logs(query, folder, moved.partitions if share is not None and share.whole_partitions else None)
+        query = self._continued(task)
+        self._fetch_logs(query, folder, moved.partitions)
         moved.take(task.index, (folder / "checkpoint").work)
         return query
 
     def _fetch_logs(self, query: QuerySnapshot, folder: WorkFolder, partitions: int | None) -> None:
         """Fetch the logs and descriptions of a query, without its state, as those of another query."""
-        logs = [file for file in query.files if not is_state_of_version(file.path)]
-        self.fetch_query(msgspec.structs.replace(query, files=tuple(logs)), folder, partitions=partitions)
+        self.fetch_query(_without_state(query), folder, partitions=partitions)
         QueryLog((folder / "checkpoint").work).become_another_query()
 
-    def _where(self, chain: Chain) -> str:
+    def fetch_repartition(
+        self, chain: Chain, query: QuerySnapshot, before: WorkFolder, folder: WorkFolder, forgotten: Sequence[int], streams: int
+    ) -> tuple[StateOfBatch, StateOfBatch] | None:
+        """If a query is to get another number of state partitions: fetch its state as it is, and its logs for the new number.
+
+        Args:
+            chain: Its chain.
+            query: The query.
+            before: A new directory, for the state as it is.
+            folder: The task's directory, which gets the logs.
+            forgotten: See :meth:`fetch_query`.
+            streams: See :meth:`fetch_query`.
+
+        Returns:
+            The state as it is, and the one that is to be written; None if the number stays.
+        """
+        number = self._state_partitions
+        has_own = any(self._pipeline.stage(name).state_partitions for name in chain.stages)
+        if number is None or has_own or not any(is_state_of_version(file.path) for file in query.files):
+            return None
+        settings = [file for file in query.files if file.path == f"offsets/{query.batch_id}"]
+        self.fetch(settings, before.scratch / "settings")
+        if StateOfBatch(before.scratch / "settings", query.batch_id).partitions == number:
+            return None
+        self.fetch_query(query, before)
+        self.fetch_query(_without_state(query), folder, forgotten, streams, number)
+        return _state_in(before, query), _state_in(folder, query)
+
+    def where(self, chain: Chain) -> str:
+        """The stage and the checkpoint, for the text of errors."""
         return f"Stage {chain.name!r}, {self._restored.location if self._restored is not None else 'no checkpoint'}"
 
     def _continued(self, task: TaskId) -> QuerySnapshot:
@@ -265,6 +301,14 @@ class RestoredState:
             root = self.fetch_segments([f for segment in table.segments for f in segment.files], folder)
             tables[table.input] = [restored_segment(segment, root) for segment in table.segments]
         return tables
+
+
+def _state_in(folder: WorkFolder, query: QuerySnapshot) -> StateOfBatch:
+    return StateOfBatch((folder / "checkpoint").work, query.batch_id)
+
+
+def _without_state(query: QuerySnapshot) -> QuerySnapshot:
+    return msgspec.structs.replace(query, files=tuple(file for file in query.files if not is_state_of_version(file.path)))
 
 
 def rows_of_finished(metadata: CheckpointMetadata) -> dict[str, int]:
