@@ -23,6 +23,9 @@ settings.register_profile("default", deadline=None, print_blob=True, suppress_he
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+# The JVMs of tests live for seconds, also those of processes that tests start: for these the quick compiler alone is faster.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+
 
 @pytest.fixture
 def chance() -> random.Random:
