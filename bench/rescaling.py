@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from bench.control import request, run_under_control, wait_until
@@ -38,8 +39,8 @@ class Stopped:
 
 
 def measure(environment: Environment) -> Iterator[Measure]:
-    yield from _measure(environment, "row by row", stages_with_state)
-    yield from _measure(environment, "whole partitions", stages_with_partitions)
+    yield from _measure(environment, "row by row", stages_with_state, 1, aligned=False)
+    yield from _measure(environment, "whole partitions", stages_with_partitions, environment.repeats, aligned=True)
 
 
 def stages_with_partitions(keys: int, folder: Path, instances: Sequence[str]) -> list[Stage]:
@@ -58,17 +59,47 @@ def stages_with_partitions(keys: int, folder: Path, instances: Sequence[str]) ->
     return [events, held]
 
 
-def _measure(environment: Environment, moved: str, stages: Stages) -> Iterator[Measure]:
-    keys, folder = min(environment.rows, KEYS), environment.fresh("rescaling")
-    first = _run(environment, stages, keys, folder, "ab")
-    copy = copy_seconds(first.files, environment.fresh("copies"))
-    same = _run(environment, stages, keys, folder, "ab")
-    other = _run(environment, stages, keys, folder, "abcd")
-    size = sum(file.stat().st_size for file in first.files) / 1e6
-    yield Measure(PART, f"{moved}: start with the same 2 instances", same.start, "s", note=f"{size:,.0f} MB of state")
-    yield Measure(PART, f"{moved}: start with 4 instances, which moves the state", other.start, "s")
-    yield Measure(PART, f"{moved}: start with 4 instances / with the same 2", other.start / same.start, "")
-    yield below(PART, f"{moved}: start with 4 instances / plain parallel copy of the files", other.start / copy, "", 2)
+@dataclass(frozen=True)
+class Round:
+    """Seconds of starts, one after the other: with the same 2 instances, with 4, and with 2 again; and of copies of the files."""
+
+    same: float
+    more: float
+    fewer: float
+    copy: float
+    checked_copy: float
+
+
+def _measure(environment: Environment, moved: str, stages: Stages, repeats: int, *, aligned: bool) -> Iterator[Measure]:
+    keys = min(environment.rows, KEYS)
+    small, _ = _rounds(environment, stages, max(1, keys // 1000), repeats)
+    large, size = _rounds(environment, stages, keys, repeats)
+    same, more, fewer, copy, checked = (_median(large, name) for name in ("same", "more", "fewer", "copy", "checked_copy"))
+    adds = {4: more - _median(small, "more"), 2: fewer - _median(small, "fewer")}
+    yield Measure(PART, f"{moved}: start with the same 2 instances", same, "s", note=f"{size:,.0f} MB of state")
+    yield Measure(PART, f"{moved}: start with 4 instances, which moves the state", more, "s")
+    yield Measure(PART, f"{moved}: start with 2 instances again", fewer, "s")
+    yield Measure(PART, f"{moved}: plain parallel copy of the files", copy, "s")
+    note = f"above the start with a thousandth of the state; with a copy that computes each sha256: {adds[4] / checked:.2f}"
+    name = f"{moved}: what the state adds to the start with 4 instances / copy"
+    yield below(PART, name, adds[4] / copy, "", 2, note) if aligned else Measure(PART, name, adds[4] / copy, "", note=note)
+    yield Measure(PART, f"{moved}: the same with 2 instances again", adds[2] / copy, "", note=f"{adds[2] / checked:.2f}")
+
+
+def _median(rounds: Sequence[Round], name: str) -> float:
+    return median(getattr(each, name) for each in rounds)
+
+
+def _rounds(environment: Environment, stages: Stages, keys: int, repeats: int) -> tuple[list[Round], float]:
+    """The rounds, and the size of the state in MB."""
+    folder = environment.fresh("rescaling")
+    files = _run(environment, stages, keys, folder, "ab").files
+    rounds = []
+    for _ in range(repeats):
+        same, more, fewer = (_run(environment, stages, keys, folder, instances) for instances in ("ab", "abcd", "ab"))
+        copies = (copy_seconds(fewer.files, environment.fresh("copies"), checked=checked) for checked in (False, True))
+        rounds.append(Round(same.start, more.start, fewer.start, *copies))
+    return rounds, sum(file.stat().st_size for file in files) / 1e6
 
 
 def _run(environment: Environment, stages: Stages, keys: int, folder: Path, instances: Sequence[str]) -> Stopped:

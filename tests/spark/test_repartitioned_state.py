@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
+import pyspark
 import pytest
 from pyspark.sql import functions as F
 
@@ -18,7 +19,7 @@ from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS
 from dagster_checkpoints.spark.session.spark_session import ROCKSDB
 from dagster_checkpoints.spark.snapshots import rewritten_state
 from dagster_checkpoints.spark.stored_state import read_state
-from dagster_checkpoints.state import StatePartitionsChanged
+from dagster_checkpoints.state import StatePartitionsChanged, rewrites_state
 from tests.spark.numbered_keys import NumberedKeys, numbered_by_key
 
 ROWS = "k string, ts timestamp, v long"
@@ -90,6 +91,7 @@ def wait_for_rows(job: Any, count: int) -> None:
     job.wait_until(lambda: [job.execution.rows().get(name) for name in ("rows", "others", "numbered")] == [count] * 3)
 
 
+@pytest.mark.skipif(not rewrites_state(pyspark.__version__), reason="needs Spark 4.2 or later")
 def test_each_kind_of_state_in_more_and_fewer_partitions_with_and_without_other_instances(lab: Any, partitions: Any) -> None:
     put, number = 0, 0
     expected = NumberedKeys()

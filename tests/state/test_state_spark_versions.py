@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from dagster_checkpoints.state import CheckpointMetadata, SparkVersionChanged, check_spark_version, is_supported_spark
+from dagster_checkpoints.state import (
+    CheckpointMetadata,
+    SparkVersionChanged,
+    check_spark_version,
+    is_supported_spark,
+    rewrites_state,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,3 +49,10 @@ def test_the_plugin_runs_on_the_versions_that_it_requires() -> None:
     (required,) = (Requirement(text) for text in project["dependencies"] if Requirement(text).name == "pyspark")
     versions = [f"{major}.{minor}.{patch}" for major in (3, 4, 5) for minor in range(12) for patch in (0, 5)]
     assert [v for v in versions if is_supported_spark(v)] == [v for v in versions if required.specifier.contains(v)]
+
+
+@pytest.mark.parametrize(
+    ("version", "can"), [("4.1.4", False), ("4.2.0", True), ("4.3.0", True), ("4.10.1", True), ("5.0.0", True)]
+)
+def test_which_versions_write_state_again(version: str, can: bool) -> None:
+    assert rewrites_state(version) == can

@@ -95,8 +95,8 @@ def check_movable(spark: SparkSession, where: str, state: StateOfBatch | None = 
     problem = why_not_rewritten(spark, state)
     if problem:
         raise InstancesChanged(
-            f"{where}: {problem}: only so can it be moved to other instances. Give the stage the same instances, or start the "
-            "pipeline without this checkpoint (restore_from: none)."
+            f"{where}: {problem}. The state cannot be moved to other instances: give the stage the same ones, or start the pipeline "
+            "without this checkpoint (restore_from: none)."
         )
 
 
