@@ -95,7 +95,7 @@ def check_movable(spark: SparkSession, where: str, state: StateOfBatch | None = 
     problem = why_not_rewritten(spark, state)
     if problem:
         raise InstancesChanged(
-            f"{where}: {problem}. The state cannot be moved to other instances: give the stage the same ones, or start the pipeline "
+            f"{where}: {problem}. The state cannot move to other instances: give the stage the same ones, or start the pipeline "
             "without this checkpoint (restore_from: none)."
         )
 
