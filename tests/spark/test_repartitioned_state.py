@@ -26,7 +26,7 @@ ROWS = "k string, ts timestamp, v long"
 KEYS = [f"key {number}" for number in range(30)]
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 OTHER_STORE = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
-STAGES = ("hours", "pairs", "firsts", "numbered", "total")
+STAGES = ("hours", "pairs", "firsts", "numbered", "sessions", "counted", "total")
 
 
 @pytest.fixture
@@ -44,6 +44,24 @@ def in_hours(rows: Any) -> Any:
 def paired(rows: Any, others: Any) -> Any:
     soon = F.expr("r.k = o.k AND o.ts BETWEEN r.ts AND r.ts + INTERVAL 1 HOUR")
     return rows.alias("r").join(others.alias("o"), soon, "left").select("r.k", "r.v", F.col("o.v").alias("other"))
+
+
+def sessions_of(rows: Any) -> Any:
+    return rows.groupBy(F.session_window("ts", "1 hour").alias("session"), "k").agg(F.count("*").alias("n")).select("k", "n")
+
+
+def counted_by_key(rows: Any) -> Any:
+    import pandas as pd
+
+    def update(key: Any, batches: Any, state: Any) -> Any:
+        count = state.get[0] if state.exists else 0
+        for batch in batches:
+            for v in sorted(batch["v"]):
+                count += 1
+                yield pd.DataFrame({"k": [key[0]], "v": [v], "number": [count]})
+        state.update((count,))
+
+    return rows.groupBy("k").applyInPandasWithState(update, "k string, v long, number long", "n long", "append", "NoTimeout")
 
 
 def flow(lab: Any, instances: str) -> Pipeline:
@@ -71,11 +89,19 @@ def flow(lab: Any, instances: str) -> Pipeline:
     def numbered(rows):
         return numbered_by_key(rows)
 
+    @stage(sink=lab.sink("sessions"))
+    def sessions(rows):
+        return sessions_of(rows)
+
+    @stage(sink=lab.sink("counted"))
+    def counted(rows):
+        return counted_by_key(rows)
+
     @stage(output_mode="update", sink=SqlSink(f"sqlite:///{lab.folder}/total.db", "total", key="name"))
     def total(rows):
         return rows.agg(F.count("*").alias("n"), F.sum("v").alias("v")).select(F.lit("all").alias("name"), "n", "v")
 
-    return Pipeline("repartitioned", [rows, others, hours, pairs, firsts, numbered, total])
+    return Pipeline("repartitioned", [rows, others, hours, pairs, firsts, numbered, sessions, counted, total])
 
 
 def partitions_of(lab: Any, url: str, stages: Sequence[str] = STAGES) -> dict[str, set[int]]:
@@ -88,7 +114,7 @@ def partitions_of(lab: Any, url: str, stages: Sequence[str] = STAGES) -> dict[st
 
 
 def wait_for_rows(job: Any, count: int) -> None:
-    job.wait_until(lambda: [job.execution.rows().get(name) for name in ("rows", "others", "numbered")] == [count] * 3)
+    job.wait_until(lambda: [job.execution.rows().get(name) for name in ("rows", "others", "numbered", "counted")] == [count] * 4)
 
 
 @pytest.mark.skipif(not rewrites_state(pyspark.__version__), reason="needs Spark 4.2 or later")
@@ -119,6 +145,8 @@ def test_each_kind_of_state_in_more_and_fewer_partitions_with_and_without_other_
     lab.check(paired(rows, others), "pairs")
     lab.check([(key,) for key in KEYS], "firsts")
     lab.check(expected.rows, "numbered")
+    lab.check([row[:3] for row in expected.rows], "counted")
+    lab.check(sessions_of(rows), "sessions")
     with closing(sqlite3.connect(lab.folder / "total.db")) as database:
         assert database.execute("SELECT name, n, v FROM total").fetchall() == [("all", put, sum(v for _, v, *_ in expected.rows))]
 
