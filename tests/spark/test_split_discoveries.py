@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import shutil
+import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from dagster_checkpoints.pipeline import DiscoveryContext, Pipeline, split_source
 from dagster_checkpoints.sources import FileSplits, InvalidSource, SourceUnavailable, TableSplits
+from dagster_checkpoints.spark.files.hadoop_path import HadoopPath, WorkFileMissing
 
 ROWS = "k string, v long"
 
@@ -47,6 +52,52 @@ def test_the_files_of_a_pattern(
     make(root, "day=3/deep/er.parquet", "day=3/_SUCCESS", "_day=4/_SUCCESS", "_day=4/a.parquet")
     splits = FileSplits(f"{root}/{pattern}", complete)(context)
     assert splits == [f"file:{root}/{name}" for name in found]
+
+
+def test_files_that_come_and_go_while_others_are_listed(context: DiscoveryContext, tmp_path: Path) -> None:
+    stay = [f"day={number}/a.parquet" for number in range(20)]
+    make(tmp_path, *stay)
+    over = threading.Event()
+
+    def come_and_go() -> None:
+        for number in itertools.count():
+            if over.is_set():
+                return
+            make(tmp_path, f"day=7/.{number}.next", f"day=8/{number}/x.parquet")
+            (tmp_path / f"day=7/.{number}.next").rename(tmp_path / f"day=7/{number}.parquet").unlink()
+            shutil.rmtree(tmp_path / f"day=8/{number}")
+
+    others = threading.Thread(target=come_and_go)
+    others.start()
+    try:
+        for pattern in ["", "day=*/*.parquet"] * 20:
+            assert {f"file:{tmp_path}/{name}" for name in stay} <= set(FileSplits(f"{tmp_path}/{pattern}")(context))
+    finally:
+        over.set()
+        others.join()
+
+
+class _Vanishing:
+    """A client of Hadoop's that finds no file while it lists a directory, which is there or is not."""
+
+    def __init__(self, is_there: bool) -> None:
+        self._is_there = is_there
+
+    def exists(self, path: Any) -> bool:
+        return self._is_there
+
+    def listFiles(self, path: Any, recursive: bool) -> Any:
+        raise WorkFileMissing("hdfs://x/days/day=3", None)
+
+
+def test_a_directory_that_vanishes_while_its_parent_is_listed_is_not_an_empty_parent() -> None:
+    def listed(is_there: bool) -> Any:
+        system = SimpleNamespace(is_local=False, client=_Vanishing(is_there), path=str, parsed=str, to_list=list)
+        return HadoopPath(cast(Any, system), "hdfs://x/days").files_below()
+
+    assert listed(is_there=False) == []
+    with pytest.raises(WorkFileMissing, match="day=3"):
+        listed(is_there=True)
 
 
 def test_what_a_discovery_of_files_refuses(context: DiscoveryContext, tmp_path: Path) -> None:

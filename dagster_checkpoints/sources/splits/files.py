@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dagster_checkpoints.pipeline import DiscoveryContext
 from dagster_checkpoints.sources.errors import InvalidSource, SourceUnavailable
-from dagster_checkpoints.spark.files.hadoop_path import FileStatus, HadoopFileSystem, WorkFileError
+from dagster_checkpoints.spark.files.hadoop_path import FileStatus, HadoopFileSystem
 
 _PATTERN = frozenset("*?[]{}\\")
 
@@ -63,7 +63,7 @@ class FileSplits:
             found = self._found(system)
             # Listed paths have the default host, also if the pattern names none.
             known = len(str(system.qualified(self._fixed)))
-        except WorkFileError as error:
+        except OSError as error:
             raise SourceUnavailable(
                 f"FileSplits of {context.stage!r}: expected to list {self.pattern}, but {error}. Check the URL, the rights, and "
                 "the settings spark.hadoop.* of its file system."

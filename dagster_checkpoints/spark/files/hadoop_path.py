@@ -9,8 +9,10 @@ Source: https://hadoop.apache.org/docs/current/hadoop-project-dist/hadoop-common
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -65,6 +67,12 @@ def _as_os_error(method: Callable[_P, _T]) -> Callable[_P, _T]:
     return call
 
 
+def _raise(error: OSError) -> None:
+    """Raise the error of a directory that cannot be listed, unless it has vanished."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 @dataclass(frozen=True)
 class FileStatus:
     """A file that a listing has found.
@@ -90,6 +98,7 @@ class HadoopFileSystem:
         root: A URL on the file system, such as `hdfs://namenode:8020/work`.
 
     Attributes:
+        is_local: Whether its files are on this machine.
         bucket: For S3A: the bucket as the checkpoints' storage reaches it, once it is proven that the server of that storage
             copies objects from it and to it (`server_copies`); else None.
 
@@ -113,6 +122,7 @@ class HadoopFileSystem:
         self.wrapped: Callable[[Any], Any] = jvm.scala.Predef.genericWrapArray
         self.local: Any = jvm.org.apache.hadoop.fs.FileSystem.getLocal(self.configuration).getRawFileSystem()
         self.client: Any = self._client(root)
+        self.is_local = str(self.client.getUri().getScheme()) == "file"
 
     @_as_os_error
     def _client(self, root: str) -> Any:
@@ -187,11 +197,32 @@ class HadoopPath:
         yield from (status.path for status in self._listed(self._system.client.listStatusIterator))
 
     def files_below(self) -> list[FileStatus]:
-        """All files below a directory; none if there is no such directory."""
+        """All files below a directory; none if there is no such directory.
+
+        Raises:
+            OSError: It cannot be listed, or a directory in it was removed meanwhile.
+        """
+        if self._system.is_local:
+            return list(self._local_files())
         try:
             return self._listed(lambda path: self._system.client.listFiles(path, True))
         except FileNotFoundError:
+            if self.exists():
+                raise
             return []
+
+    def _local_files(self) -> Iterator[FileStatus]:
+        """The files below a directory of this machine, without those that vanish meanwhile.
+
+        Hadoop would start a process for each file, which tells its rights, and fail if the file has vanished by then.
+        """
+        root = str(self._path.toUri().getPath())
+        for folder, _, names in [("", [], [root])] if os.path.isfile(root) else os.walk(root, onerror=_raise, followlinks=True):
+            for file in (os.path.join(folder, name) for name in names):
+                with suppress(FileNotFoundError):
+                    found = os.stat(file)
+                    path = HadoopPath(self._system, self._url + file[len(root) :])
+                    yield FileStatus(path, found.st_size, found.st_mtime_ns // 1_000_000)
 
     @_as_os_error
     def _listed(self, entries: Callable[[Any], Any]) -> list[FileStatus]:
