@@ -1,6 +1,7 @@
 """Writes the pipeline's status to storage every few seconds, for displays and sensors in other processes.
 
-A separate thread writes; while it writes one version, no other is created. It must not change the job, nor let it fail.
+A separate thread writes; while it writes one version, another is created only for a change of the phase. It must not change
+the job, nor let it fail.
 """
 
 from __future__ import annotations
@@ -87,10 +88,14 @@ class StatusReporter:
         self._failing = False
 
     def report(self, phase: Phase, job: JobDriver | None = None) -> None:
-        """Write a version if one is due, or the phase has changed."""
+        """Write a version if one is due, or the phase has changed.
+
+        A new phase is written behind a version that is being written: the next report may be minutes away, since the
+        thread of the run also builds attempts.
+        """
         now = self._monotonic()
         writing = self._writing is not None and not self._writing.done()
-        if writing or (now < self._due and phase == self._phase):
+        if phase == self._phase and (writing or now < self._due):
             return
         self._due, self._phase = now + self._seconds, phase
         self._writing = self._writer.submit(self._write, self._status(phase, job))
