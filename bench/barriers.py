@@ -12,7 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bench import computation, throughput, variants
-from bench.environment import Environment
+from bench.environment import Environment, JobRun
 from bench.measures import Measure, at_least, below
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, bounded_source
 from dagster_checkpoints.sinks import ParquetSink
@@ -112,11 +112,16 @@ def batch_seconds(moments: list[float]) -> list[float]:
 def _throughput(environment: Environment) -> Iterator[Measure]:
     """Compare the modes in turns, so that other work on the machine affects all of them."""
     rows = throughput.input_rows(environment)
-    seconds: dict[str, list[float]] = defaultdict(list)
-    for _ in range(environment.repeats + 1):
+    runs: dict[str, list[JobRun]] = defaultdict(list)
+    for number in range(environment.repeats + 1):
         for name, settings in MODES.items():
-            seconds[name].append(variants.unchained(environment, rows, INTERVAL, settings).seconds)
-    # The first round only warms up.
+            job = variants.unchained(environment, rows, throughput.INTERVAL, settings).job
+            assert job is not None
+            environment.say(f"  {number}/{environment.repeats} {name}: {job.seconds:.1f} s, {len(job.checkpoints)} checkpoints")
+            if number:  # the first round only warms up
+                runs[name].append(job)
+    completed = {name: sum(len(job.checkpoints) for job in jobs) for name, jobs in runs.items()}
     for name in list(MODES)[1:]:
-        ratio = median([a / b for a, b in zip(seconds["aligned"][1:], seconds[name][1:], strict=True)])
-        yield at_least(PART, f"throughput, {name} / aligned", ratio, "", 0.95)
+        ratio = median([a.seconds / b.seconds for a, b in zip(runs["aligned"], runs[name], strict=True)])
+        note = f"{completed[name]} checkpoints against {completed['aligned']}"
+        yield at_least(PART, f"throughput, {name} / aligned", ratio, "", 0.95, note)
