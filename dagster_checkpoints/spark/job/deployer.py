@@ -35,9 +35,11 @@ from dagster_checkpoints.spark.files.work_folder import WorkFolder
 from dagster_checkpoints.spark.files.work_path import WorkPath
 from dagster_checkpoints.spark.job.attempt_plans import AttemptPlans
 from dagster_checkpoints.spark.job.attempt_settings import AttemptSettings
+from dagster_checkpoints.spark.job.chain_joins import ChainJoins
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.task_sinks import SettledSink, TaskSinks
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
+from dagster_checkpoints.spark.query.joined_plans import QueriesStayApart
 from dagster_checkpoints.spark.query.plan_report import PlanReport
 from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS
 from dagster_checkpoints.spark.query.restored_plans import forgotten_sources
@@ -88,6 +90,7 @@ class Deployer:
         self._log = log
         self._breaks: frozenset[str] = frozenset()
         self._warned: set[str] = set()
+        self._joins = ChainJoins(pipeline, log)
 
     def deploy(
         self, settings: AttemptSettings, restored: Restored | None, uploader: SnapshotUploader, report: SendReport
@@ -99,16 +102,15 @@ class Deployer:
             StorageError: State cannot be fetched, or is corrupt.
         """
         while True:
-            chains = self._chains(restored)
-            attempt = _Attempt(self._pipeline, self._spark, self._storage, self._log, self._warned, settings, restored, chains)
+            attempt = self._attempt(settings, self._joins.restored(restored))
             try:
-                return attempt.build(uploader, report, self._check_canceled)
-            except RefusedAtStage as refused:
-                if restored is not None:
-                    raise self._refused(refused) from refused
-                self._log.info("Stage %r begins a query of its own: %s.", refused.stage, refused.reason)
-                self._breaks |= {refused.stage}
-                attempt.discard()
+                deployment = attempt.build(uploader, report, self._check_canceled)
+            except (RefusedAtStage, QueriesStayApart) as refused:
+                self._refuse(refused, restored)
+                attempt.remove_folders()
+            else:
+                self._joins.keep()
+                return deployment
 
     def check(self, restored: Restored | None = None) -> PlanReport:
         """Build the plans of a start with the same steps as :meth:`deploy`, and start nothing.
@@ -120,23 +122,34 @@ class Deployer:
         """
         settings = AttemptSettings(WorkFolder(Path(), Path()), number=1, token="", job_id=0, max_queued_bytes=1)
         while True:
-            chains = self._chains(restored)
-            attempt = _Attempt(self._pipeline, self._spark, self._storage, self._log, self._warned, settings, restored, chains)
+            attempt = self._attempt(settings, self._joins.restored(restored))
             try:
-                return attempt.check()
-            except RefusedAtStage as refused:
-                if restored is not None:
-                    raise self._refused(refused) from refused
-                self._breaks |= {refused.stage}
+                checked = attempt.check()
+            except (RefusedAtStage, QueriesStayApart) as refused:
+                self._refuse(refused, restored)
+            else:
+                checked.changes = self._joins.changes
+                return checked
             finally:
                 attempt.discard()
 
-    def _refused(self, refused: RefusedAtStage) -> PlanRefusedError:
-        return PlanRefusedError(
-            refused.stage,
-            self._pipeline.stage(refused.stage).instances[0],
-            f"Spark refuses the plan that the checkpoint was taken with: {refused.reason}",
-        )
+    def _attempt(self, settings: AttemptSettings, restored: Restored | None) -> _Attempt:
+        chains = self._chains(restored)
+        return _Attempt(self._pipeline, self._spark, self._storage, self._log, self._warned, settings, restored, chains)
+
+    def _refuse(self, refused: RefusedAtStage | QueriesStayApart, restored: Restored | None) -> None:
+        """Let stages have separate queries that Spark cannot run as one; raise if the checkpoint needs one query for them."""
+        if self._joins.stay_apart(refused):
+            return
+        assert isinstance(refused, RefusedAtStage)
+        if restored is not None:
+            raise PlanRefusedError(
+                refused.stage,
+                self._pipeline.stage(refused.stage).instances[0],
+                f"Spark refuses the plan that the checkpoint was taken with: {refused.reason}",
+            ) from refused
+        self._log.info("Stage %r begins a query of its own: %s.", refused.stage, refused.reason)
+        self._breaks |= {refused.stage}
 
     def _chains(self, restored: Restored | None) -> tuple[Chain, ...]:
         if restored is None:
@@ -245,6 +258,12 @@ class _Attempt:
                 report.passed.update(dict.fromkeys(chain.stages))
         return report
 
+    def remove_folders(self) -> None:
+        """Remove what was restored for an attempt that is not built with these chains; it is discarded already."""
+        for chain in self.chains:
+            for index in range(len(chain.instances)):
+                self._folder(chain, index).remove()
+
     def _needs_no_plan(self, task: TaskId) -> bool:
         """Whether the task has finished, or has finished its data and waits for its final checkpoint."""
         return task in self.deployment.finished or (self.restored is not None and task in self.restored.plan.after_finish)
@@ -261,7 +280,7 @@ class _Attempt:
         return table_dataframe(self.spark, self.plans.schemas[stage], files)
 
     def _task(self, chain: Chain, index: int, uploader: SnapshotUploader, report: SendReport) -> Task:
-        task = TaskId(chain.name, index)
+        task, head = TaskId(chain.name, index), chain.stages[0]
         snapshot = self.restored.plan.tasks.get(task) if self.restored else None
         folder = self._folder(chain, index)
         after_finish = snapshot is not None and snapshot.end_of_data == "drain"
@@ -273,8 +292,11 @@ class _Attempt:
         plan, described = (None, None) if after_finish else self.plans.checked(chain, index, inputs, instances)
         if snapshot is not None and snapshot.query is not None and described is not None and share is None:
             assert self.restored is not None
-            forgotten = forgotten_sources(self.pipeline, self.restored.metadata, chain.stages[0], snapshot)
-            self._rescaled_state.place_own(chain, task, snapshot.query, folder, forgotten, len(described.sources))
+            forgotten, streams = forgotten_sources(self.pipeline, self.restored.metadata, head, snapshot), len(described.sources)
+            if chain.name in self.restored.plan.joined:
+                self._rescaled_state.place_joined(chain, task, folder, forgotten, streams)
+            else:
+                self._rescaled_state.place_own(chain, task, snapshot.query, folder, forgotten, streams)
         self.plans.load_recorded_schema(chain)
         if share is not None:
             assert plan is not None
