@@ -1,8 +1,8 @@
 """The content of a checkpoint. Read `metadata` (the values), `metadata_file` (their versioned form), `recording` (the record of
 a layout), `stage_names`, `stages_between`, `divided_chains` and `joined_chains` (the checkpoint as another version of the
-pipeline would have it), `restore`, `chain_layout`, `inputs`, `plans` and `spark_versions` (whether it fits a pipeline and a Spark),
-then `redistribution` with `key_groups` (which instance gets which state) and `rescaling` (what else changes with the instances),
-and `claim` (who owns a savepoint)."""
+pipeline would have it), `restore`, `chain_layout`, `inputs`, `plans` and `spark_versions` (whether it fits a pipeline and a
+Spark), then `redistribution` with `key_groups` (which instance gets which state) and `rescaling` (what else changes with the
+instances), and `claim` (who owns a savepoint)."""
 
 from dagster_checkpoints.state.claim import ClaimMode
 from dagster_checkpoints.state.divided_chains import ChainPart

@@ -39,7 +39,8 @@ MOST_EMPTY_VERSIONS = 1_000
 _LOG_ENTRY = re.compile(r"^(offsets|commits)/(\d+)$")
 _OPERATOR = re.compile(r"^state/(\d+)/(.+)$")
 _VERSION = re.compile(r"^(.*/)(\d+)\.(zip|changelog|snapshot|delta)$")
-_WHOLE = "zip"
+_OF_ROCKSDB = frozenset({"zip", "changelog"})
+_WHOLE = frozenset({"zip", "snapshot"})
 
 
 class JoinedChain(ChainMetadata, frozen=True):
@@ -115,13 +116,16 @@ def missing_versions(query: QuerySnapshot) -> tuple[str, ...]:
     Args:
         query: the query.
     """
-    newest: dict[str, int] = {}
+    newest: dict[str, tuple[int, str]] = {}
     for file in query.files:
         version = _VERSION.match(file.path)
         if version is not None and file.path.startswith("state/"):
-            newest[version[1]] = max(int(version[2]), newest.get(version[1], 0))
+            kind = "changelog" if version[3] in _OF_ROCKSDB else "delta"
+            newest[version[1]] = max((int(version[2]), kind), newest.get(version[1], (0, "")))
     return tuple(
-        f"{store}{version}.changelog" for store, last in sorted(newest.items()) for version in range(last + 1, query.batch_id + 2)
+        f"{store}{version}.{kind}"
+        for store, (last, kind) in sorted(newest.items())
+        for version in range(last + 1, query.batch_id + 2)
     )
 
 
@@ -206,9 +210,9 @@ def _query_obstacle(first: ChainMetadata, before: TaskSnapshot, second: ChainMet
         # In Avro, a key that may be NULL is written in another form, and columns of a channel may be NULL.
         return f"the state of {' -> '.join(second.stages)} is encoded as Avro"
     query = _joined_query(before.query, after.query, sum(operator_counts(after, second.stages)), reads_channels=False)
-    shifted = before.query.batch_id != after.query.batch_id
-    if shifted and any(_is_of_hdfs(file.path) for file in query.files):
-        return "their queries have run different numbers of batches, and state that is not in RocksDB keeps its versions"
+    state = [file for file in query.files if _OPERATOR.match(file.path)]
+    if state and not any(_VERSION.match(file.path) for file in state):
+        return "their state is in stores whose files have no known names"
     if len(missing_versions(query)) > MOST_EMPTY_VERSIONS:
         return "their queries have run very different numbers of batches, and their state was not written as a whole yet"
     return None
@@ -216,11 +220,6 @@ def _query_obstacle(first: ChainMetadata, before: TaskSnapshot, second: ChainMet
 
 def _files(task: TaskSnapshot) -> tuple[StateFile, ...]:
     return task.query.files if task.query is not None else ()
-
-
-def _is_of_hdfs(path: str) -> bool:
-    version = _VERSION.match(path)
-    return version is not None and version[3] in ("snapshot", "delta")
 
 
 # The chain that two become
@@ -264,7 +263,7 @@ def _joined_query(first: QuerySnapshot, second: QuerySnapshot, operators: int, *
     files = _later_logs([file for file in first.files if _OPERATOR.match(file.path) is None], batch_id - first.batch_id)
     for query, behind in ((first, operators), (second, 0)):
         state = [file for file in query.files if _OPERATOR.match(file.path)]
-        whole = {version[1] for file in state if (version := _VERSION.match(file.path)) and version[3] == _WHOLE}
+        whole = {version[1] for file in state if (version := _VERSION.match(file.path)) and version[3] in _WHOLE}
         files += [_moved(file, behind, batch_id - query.batch_id, whole) for file in state]
     return QuerySnapshot(batch_id, tuple(files), first.own_watermark, () if reads_channels else first.sources)
 

@@ -1,7 +1,7 @@
 """Whether queries that were separate in a checkpoint keep the same state as one query: a comparison of optimized plans.
 
-Spark's optimizer works on a whole query. It drops the columns that later stages do not read, also from the state of an aggregation
-or a join, and the order of the columns that a later stage selects decides the order of an aggregation's values. Spark compares
+Spark's optimizer works on a whole query. It drops the columns that later stages do not read, also from the state of aggregations
+and joins, and the order of the columns that a later stage selects decides the order of an aggregation's values. Spark compares
 only the types of these, so two sums could be exchanged without an error. Analysis only; must not know tasks or storage.
 
 Source: Spark's `ColumnPruning`, `CollapseProject`, `RemoveRedundantAggregates` and `StateSchemaCompatibilityChecker`.
@@ -60,13 +60,10 @@ def differing_state(outputs: Mapping[str, DataFrame], parts: Sequence[tuple[str,
     if found[0] != _operators(parts[0][1]):
         return f"the state of the query that ends with {parts[0][0]!r} is another one there"
     for (before, after), (earlier, (tail, alone)) in zip(pairwise(found), pairwise(parts), strict=True):
-        shapes = [each.shape for each in _operators(alone)]
-        for name, fits in (
-            (earlier[0], before == after[: len(before)]),
-            (tail, shapes == [o.shape for o in after[len(before) :]]),
-        ):
-            if not fits:
-                return f"Spark would keep other columns, or in another order, in the state of the query that ends with {name!r}"
+        kept, added = after[: len(before)], [each.shape for each in after[len(before) :]]
+        if kept != before or added != [each.shape for each in _operators(alone)]:
+            name = earlier[0] if kept != before else tail
+            return f"Spark would keep other columns, or in another order, in the state of the query that ends with {name!r}"
     return None
 
 
