@@ -43,6 +43,7 @@ def test_every_kind_of_fault_happens() -> None:
     wanted += (
         "rescalings",
         "divisions",
+        "joins",
         "savepoints",
         "held sources",
         "ended sources in checkpoints",

@@ -51,7 +51,7 @@ DRIVERS = {
 WORLD = {
     "channels": "records and their arithmetic, the queues of the data plane, the snapshots of tasks",
     "consistency": "the expected rows of a pipeline, and an invariant: a checkpoint is a consistent cut",
-    "divisions": "the snapshots and tallies of chains that a restore divides, in parts",
+    "divisions": "the snapshots and tallies of chains that a restore divides or joins",
     "rescalings": "the snapshots and tallies of tasks that a restore gives other instances; tasks as shipped metadata",
     "shapes": "random pipelines, with the shipped graph, chains and channels",
     "storage": "durable storage, and its invariants",
@@ -76,6 +76,7 @@ RESTORES = {
     "rescaling",
     "removed_instances",
     "divided_chains",
+    "joined_chains",
     "stage_names",
     "inputs",
 }
