@@ -43,7 +43,6 @@ def test_every_kind_of_fault_happens() -> None:
     wanted += (
         "rescalings",
         "divisions",
-        "joins",
         "savepoints",
         "held sources",
         "ended sources in checkpoints",
@@ -51,6 +50,13 @@ def test_every_kind_of_fault_happens() -> None:
         "region restarts",
     )
     assert {what: counts[what] for what in wanted if not counts[what]} == {}
+
+
+def test_chains_are_divided_and_joined_again() -> None:
+    counts = Counter[str]()
+    for seed in (390, 418, 443, 528):
+        counts.update(run(random_scenario(seed, "rescaling"), record=False).counts)
+    assert counts["divisions"] and counts["joins"]
 
 
 def test_pipelines_have_every_kind_of_state_and_input() -> None:

@@ -62,6 +62,7 @@ SEARCH = {
     "__init__": "",
     "__main__": "the command line",
     "faults": "deliberate faults of shipped code, as replaced text",
+    "layout_faults": "those of a restore that divides or joins chains",
     "injection": "how a fault gets into the code",
     "rescaling_faults": "those of a restore with other instances",
     "running": "one world from beginning to end, and the fewest steps to a violation",
@@ -76,7 +77,6 @@ RESTORES = {
     "rescaling",
     "removed_instances",
     "divided_chains",
-    "joined_chains",
     "stage_names",
     "inputs",
 }
