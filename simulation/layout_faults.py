@@ -41,5 +41,6 @@ LAYOUT_FAULTS = (
         "        first,\n",
         "        second,\n",
         "rescaling",
+        seed=380,
     ),
 )

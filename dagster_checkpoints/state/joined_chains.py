@@ -179,8 +179,6 @@ def _obstacle(
 
 def _task_obstacle(first: ChainMetadata, before: TaskSnapshot, second: ChainMetadata, after: TaskSnapshot) -> str | None:
     tail, head = first.stages[-1], second.stages[0]
-    if before.fused:
-        return f"the sources of {' -> '.join(first.stages)} share one query"
     if any(channel.ended != "none" for channel in after.channels):
         return f"{tail!r} has reached the end of its data"
     if any(not isinstance(element, WatermarkAt) for channel in after.channels for element in channel.in_flight):

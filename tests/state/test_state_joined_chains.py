@@ -15,7 +15,6 @@ from dagster_checkpoints.state import (
     ChannelSnapshot,
     CheckpointMetadata,
     EndOfData,
-    FusedSourceSnapshot,
     JoinedCheckpoint,
     OperatorState,
     QuerySnapshot,
@@ -246,7 +245,6 @@ OBSTACLES: list[tuple[str, Change, str]] = [
     ("d", of_query(files=()), "Spark keeps no state of d"),
     ("d", of_query(sources=None), "did not record"),
     ("d", lambda of: replace(of, query=query("d", 5, 1, kind="log")), "no known names"),
-    ("c", lambda of: replace(of, fused=(FusedSourceSnapshot("c", 0),)), "share one query"),
     ("c", lambda of: replace(of, splits=("s",)), "other inputs"),
 ]
 

@@ -56,6 +56,13 @@ def differing_state(outputs: Mapping[str, DataFrame], parts: Sequence[tuple[str,
         outputs: The result of each stage in the joined plan.
         parts: By separate query, in order, its last stage, and the result of that stage in its plan.
     """
+    try:
+        return _different(outputs, parts)
+    except Exception as error:  # of the optimizer, or of a plan that cannot be written as JSON: nothing is known of the state
+        return f"their optimized plans cannot be compared ({type(error).__name__}: {error})"
+
+
+def _different(outputs: Mapping[str, DataFrame], parts: Sequence[tuple[str, DataFrame]]) -> str | None:
     found = [_operators(outputs[tail]) for tail, _ in parts]
     if found[0] != _operators(parts[0][1]):
         return f"the state of the query that ends with {parts[0][0]!r} is another one there"
