@@ -37,7 +37,7 @@ class QueriesStayApart(Exception):
 
 
 @dataclass(frozen=True)
-class _Operator:
+class _OptimizedOperator:
     """A stateful operator of an optimized plan.
 
     Attributes:
@@ -74,7 +74,7 @@ def _different(outputs: Mapping[str, DataFrame], parts: Sequence[tuple[str, Data
     return None
 
 
-def _operators(frame: DataFrame) -> list[_Operator]:
+def _operators(frame: DataFrame) -> list[_OptimizedOperator]:
     """The stateful operators of the optimized plan, from the input to the output."""
     plan = frame.sparkSession._jsparkSession.sessionState().optimizer().execute(analyzed(frame))
     wanted = stateful_nodes_of(parse(plan.toJSON()))
@@ -82,7 +82,7 @@ def _operators(frame: DataFrame) -> list[_Operator]:
     return [_operator(node, objects[node.number]) for node in wanted]
 
 
-def _operator(node: Node, of: Any) -> _Operator:
+def _operator(node: Node, of: Any) -> _OptimizedOperator:
     keys = [as_written(each) for name in ("groupingExpressions", "keys", "groupingAttributes") for each in node.expressions(name)]
     functions: dict[str, str] = {}
     for each in node.expressions("aggregateExpressions"):
@@ -90,7 +90,7 @@ def _operator(node: Node, of: Any) -> _Operator:
     sides = [_columns(child) for child in children(of)] if node.kind == "Join" else []
     text = f"{node.kind} by {keys}: {list(functions)} {sides} {node.fields.get('groupingAttributesLen')}"
     counts = (len(keys), *map(len, sides), node.fields.get("groupingAttributesLen"))
-    return _Operator(text, (node.kind, *map(str, counts), *functions.values()))
+    return _OptimizedOperator(text, (node.kind, *map(str, counts), *functions.values()))
 
 
 def _columns(plan: Any) -> list[str]:
