@@ -35,12 +35,12 @@ from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.pipeline import connected_regions
 from dagster_checkpoints.sinks import transactions
 from dagster_checkpoints.state import (
-    divided_chains,
     recording,
     redistribution,
     restore,
 )
 from simulation.injection import Fault, injected
+from simulation.layout_faults import LAYOUT_FAULTS
 from simulation.rescaling_faults import RESCALING_FAULTS
 from simulation.running import Outcome, run
 from simulation.scenario import random_scenario
@@ -233,6 +233,7 @@ FAULTS = (
         "splits",
     ),
     Fault("the end of a finished producer is not sent again", first_elements, "if producer_finished", "if False"),
+    *LAYOUT_FAULTS,
     *RESCALING_FAULTS,
     # Fused sources
     Fault(
@@ -283,28 +284,6 @@ FAULTS = (
         "recorded[c.stages[-1]].finished",
         "recorded[c.stages[0]].finished",
         "fan-in",
-    ),
-    # Chains that a restore divides
-    Fault(
-        "a part of a divided chain gets the state of all stages in front of it",
-        divided_chains._part,
-        "stages[first:end] if",
-        "stages[:end] if",
-        "rescaling",
-    ),
-    Fault(
-        "a part of a divided chain reads the channels of the chain",
-        divided_chains._part,
-        "    return TaskSnapshot(",
-        "    return TaskSnapshot(channels=task.channels,",
-        "rescaling",
-    ),
-    Fault(
-        "a chain is divided behind the end of its data",
-        divided_chains.division_obstacle,
-        'task.end_of_data == "drain"',
-        "False",
-        "rescaling",
     ),
     # Attempts, requests, the end of a job
     Fault("a restart does not end the sources that a user has ended", JobMachine._deploy, "self._job.ended_sources", "()"),

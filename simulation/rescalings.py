@@ -57,7 +57,7 @@ def recorded_task(snapshot: Snapshot, shape: Shape, spec: TaskSpec, overtaken: M
     static = {shape.channels[n].edge: shape.channels[n].id.producer for n in spec.inputs if shape.channels[n].static}
     return TaskSnapshot(
         stages={name_of(n): _recorded_part(shape.stages[n], state, transactions) for n, state, transactions in parts},
-        query=QuerySnapshot(0),
+        query=QuerySnapshot(0, _state_files(spec, shape), sources=()),
         channels=tuple(known),
         static=tuple(StaticTableSnapshot(source, (_segment(snapshot.tables[edge]),)) for edge, source in static.items()),
         end_of_data="drain" if snapshot.after_finish else "none",
@@ -66,6 +66,12 @@ def recorded_task(snapshot: Snapshot, shape: Shape, spec: TaskSpec, overtaken: M
         fused=snapshot.fused,
         splits=snapshot.splits,
     )
+
+
+def _state_files(spec: TaskSpec, shape: Shape) -> tuple[StateFile, ...]:
+    """The state of a query by its operators: those of stages with state by key."""
+    operators = sum(shape.stages[number].kind in KEYED for number in spec.stages)
+    return tuple(StateFile(f"state/{number}/0/1.zip", "", 0) for number in range(operators))
 
 
 def _segment(rows: Collection[Any]) -> Segment:

@@ -108,6 +108,8 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
     weights = tuple(base * r.choice((0.3, 1.0, 1.0, 3.0)) for base in (10.0, 4.0, 4.0, 2.0, 2.0, 3.0 / (tasks + 1), 3.0))
     shape = shape_of(stages, chaining=seed // SHAPES % 4 != 3)
     other = rescaled(shape, seed) if theme in ("rescaling", "splits", "in flight") else None
+    if theme == "in flight" and seed % 5 == 4:
+        other = divided(shape, seed) or other
     if theme == "rescaling":
         other = (divided(shape, seed) if seed % 3 == 0 else None) or other or divided(shape, seed)
     no_periodic = config.interval is None or not config.checkpoints_after_tasks_finish

@@ -179,13 +179,14 @@ class Writer(Machine):
         restored = read_restored(self.store, location, shapes, variant)
         metadata = restored.metadata
         self.world.counts["divisions"] += bool(restored.plan.divided)
+        self.world.counts["joins"] += bool(restored.plan.joined)
         recorded = shapes[self.store.check_complete(location).variant]
         if recorded.instances != shapes[metadata.variant].instances:
             self.world.counts["rescalings"] += 1
             waiting = any(pinned.in_flight for state in metadata.states.values() for pinned in state.channels.values())
             self.world.counts["rescalings in flight"] += waiting
         if metadata.variant != variant and keeps_layout(shapes[metadata.variant], shapes[variant]):
-            # The user has taken the change back: the chains stay divided.
+            # The user has taken the change back, and the chains cannot be joined: they stay divided.
             variant = metadata.variant
             self.requested_start = msgspec.structs.replace(self.requested_start, variant=variant)
             self.shape = shapes[variant]

@@ -59,8 +59,8 @@ def verify(
             spark_version=installed_version() if pipeline is not None else "",
         )
         if chosen is not None and plans:
-            plan_problems = _plan_problems(*chosen, report, stored.location, allow_non_restored_state)
-            report = replace(report, problems=(*report.problems, *plan_problems))
+            plan_problems, changes = _plan_problems(*chosen, report, stored.location, allow_non_restored_state)
+            report = replace(report, problems=(*report.problems, *plan_problems), changes=(*report.changes, *changes))
         if options.as_json:
             write_json(
                 {
@@ -82,23 +82,26 @@ def verify(
 
 def _plan_problems(
     code: LoadedCode, pipeline: Pipeline, report: VerificationReport, location: str, allow_non_restored_state: bool
-) -> list[Problem]:
-    """The problems of the stages' plans with the state; empty if the pipeline does not fit for another reason."""
+) -> tuple[list[Problem], tuple[str, ...]]:
+    """The problems of the stages' plans with the state, and what becomes of the queries, in words.
+
+    Both are empty if the pipeline does not fit for another reason.
+    """
     from dagster_checkpoints.spark.job.plan_check import check_plans
     from dagster_checkpoints.spark.session.spark_session import build_session
     from dagster_checkpoints.spark.snapshots.restored_state import Restored
     from dagster_checkpoints.state import RestoreError, SourcesChanged, fitted, validate_restore
 
     if report.metadata is None:
-        return []
+        return [], ()
     queries = [task.query for chain in report.metadata.chains for task in chain.tasks.values() if task.query is not None]
     if all(query.sources is None for query in queries):  # a release that recorded no plans wrote it, or no query had begun
-        return []
+        return [], ()
     metadata = fitted(pipeline, report.metadata)
     try:
         plan = validate_restore(pipeline, metadata, allow_non_restored_state)
     except RestoreError:
-        return []
+        return [], ()
     settings = {"spark.master": "local[1]", "spark.app.name": "dagster-checkpoints verify"}
     spark = build_session({**code.spark_settings(), **settings})
     try:
@@ -109,7 +112,7 @@ def _plan_problems(
         Problem("sources_changed" if isinstance(error, SourcesChanged) else "stateful_plan_changed", str(error))
         for error in checked.changed
     ]
-    return [*changed, *(Problem("plan_not_built", str(error)) for error in checked.failed.values())]
+    return [*changed, *(Problem("plan_not_built", str(error)) for error in checked.failed.values())], checked.changes
 
 
 def _as_text(report: VerificationReport, pipeline: str | None) -> list[RenderableType]:

@@ -115,7 +115,7 @@ def division_obstacle(chain: ChainMetadata) -> str | None:
         plans = [snapshot.state_plan for snapshot in task.stages.values()]
         if held and None in plans:
             return "the release that took the checkpoint did not record which stage keeps which state"
-        stateful = sum(_operator_counts(task, chain.stages))
+        stateful = sum(operator_counts(task, chain.stages))
         if held and held != set(range(stateful)):
             return f"Spark keeps the state of {len(held)} operators, and the stages have {stateful}"
     return None
@@ -134,7 +134,7 @@ def _parts(chain: ChainMetadata, begins: frozenset[str]) -> list[ChainMetadata]:
 def _part(task: TaskSnapshot, stages: Sequence[str], first: int, end: int) -> TaskSnapshot:
     """The part of a task with the stages from position `first` up to, not including, position `end`."""
     own = {name: task.stages[name] for name in stages[first:end] if name in task.stages}
-    counts = _operator_counts(task, stages)
+    counts = operator_counts(task, stages)
     query = _query(task.query, sum(counts[end:]), sum(counts[first:end]), first == 0) if task.query is not None else None
     if first == 0:
         # Its last stage has sent nothing over channels yet.
@@ -181,7 +181,7 @@ def _operator_number(path: str) -> int:
     return int(path.split("/", 2)[1])
 
 
-def _operator_counts(task: TaskSnapshot, stages: Sequence[str]) -> list[int]:
+def operator_counts(task: TaskSnapshot, stages: Sequence[str]) -> list[int]:
     """By stage, the number of its stateful operators."""
     plans = [(task.stages[name].state_plan or ()) if name in task.stages else () for name in stages]
     return [sum(not text.startswith(_OUTPUT_MODE) for text in plan) for plan in plans]

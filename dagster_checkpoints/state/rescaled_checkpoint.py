@@ -52,11 +52,13 @@ class RescaledCheckpoint:
         metadata: its metadata. The query of a task in `shares` names the files of the old query that it continues.
         shares: by task, the keyed state with which it begins.
         removed: the instances that are gone, and those whose number an instance has now that had finished.
+        stages: the stages that have other instances now.
     """
 
     metadata: CheckpointMetadata
     shares: Mapping[TaskId, KeyedStateShare] = field(default_factory=dict)
     removed: tuple[RemovedInstance, ...] = ()
+    stages: frozenset[str] = frozenset()
 
 
 def rescale(pipeline: PipelineView, metadata: CheckpointMetadata) -> RescaledCheckpoint:
@@ -87,7 +89,7 @@ def rescale(pipeline: PipelineView, metadata: CheckpointMetadata) -> RescaledChe
         )
     rescaling = _Rescaling(pipeline, metadata, recorded, changed, moved)
     rescaled = rescaling.metadata()
-    return RescaledCheckpoint(rescaled, rescaling.shares, (*removed, *instances_of_finished_ones(metadata, rescaled)))
+    return RescaledCheckpoint(rescaled, rescaling.shares, (*removed, *instances_of_finished_ones(metadata, rescaled)), moved)
 
 
 class _Rescaling:

@@ -52,6 +52,13 @@ def test_every_kind_of_fault_happens() -> None:
     assert {what: counts[what] for what in wanted if not counts[what]} == {}
 
 
+def test_chains_are_divided_and_joined_again() -> None:
+    counts = Counter[str]()
+    for seed in (390, 418, 443, 528):
+        counts.update(run(random_scenario(seed, "rescaling"), record=False).counts)
+    assert counts["divisions"] and counts["joins"]
+
+
 def test_pipelines_have_every_kind_of_state_and_input() -> None:
     stages = [spec for seed in range(300) for spec in random_stages(seed)]
     assert {spec.kind for spec in stages} == {*SOURCES, *DERIVED}

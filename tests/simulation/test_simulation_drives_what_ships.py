@@ -51,7 +51,7 @@ DRIVERS = {
 WORLD = {
     "channels": "records and their arithmetic, the queues of the data plane, the snapshots of tasks",
     "consistency": "the expected rows of a pipeline, and an invariant: a checkpoint is a consistent cut",
-    "divisions": "the snapshots and tallies of chains that a restore divides, in parts",
+    "divisions": "the snapshots and tallies of chains that a restore divides or joins",
     "rescalings": "the snapshots and tallies of tasks that a restore gives other instances; tasks as shipped metadata",
     "shapes": "random pipelines, with the shipped graph, chains and channels",
     "storage": "durable storage, and its invariants",
@@ -62,6 +62,7 @@ SEARCH = {
     "__init__": "",
     "__main__": "the command line",
     "faults": "deliberate faults of shipped code, as replaced text",
+    "layout_faults": "those of a restore that divides or joins chains",
     "injection": "how a fault gets into the code",
     "rescaling_faults": "those of a restore with other instances",
     "running": "one world from beginning to end, and the fewest steps to a violation",

@@ -67,6 +67,7 @@ class Settings:
         chained: "alone" or "read": the pipeline is that of :func:`chained_pipeline`, without or with a reader inside its chain.
         spark: Settings of the session.
         repartition_state: Whether restored state gets as many partitions as these settings say.
+        allow_non_restored_state: Whether the state of stages that the pipeline does not have any more is left behind.
     """
 
     run_id: str
@@ -94,6 +95,7 @@ class Settings:
     split_seconds: float = 0.3
     spark: dict[str, Any] = field(default_factory=lambda: {"spark.master": "local[2]"})
     repartition_state: bool = False
+    allow_non_restored_state: bool = False
 
 
 class Recorder:
@@ -343,6 +345,7 @@ def main() -> None:
         trace=folder / "traces",
         lease_seconds=settings.lease_seconds,
         repartition_state=settings.repartition_state,
+        allow_non_restored_state=settings.allow_non_restored_state,
     )
     moved_state.MovedState = HoldingState  # type: ignore[misc]
     if not settings.ask_executors:

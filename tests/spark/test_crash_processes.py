@@ -350,9 +350,11 @@ def test_a_pipeline_killed_while_a_region_restarts_commits_every_row_once(lab: A
 
 
 def test_a_query_that_is_divided_between_two_kills_commits_every_row_once(lab: Any, start: Callable[..., Child]) -> None:
-    """A stage inside the query gets a reader; the process is killed again before the first checkpoint of the parts."""
+    """A stage inside the query gets a reader, which is then taken away again: the parts are joined. The process is killed again
+
+    before the first checkpoint of the parts, and before that of the joined query."""
     feed = Feed(lab)
-    for _ in range(4):
+    for _ in range(8):
         feed.more()
     child = start("alone", chained="alone", initial_delay=0.2)
     assert child.wait_for("JobStarted")["chains"] == [["live", "fresh", "hours"]]
@@ -360,21 +362,33 @@ def test_a_query_that_is_divided_between_two_kills_commits_every_row_once(lab: A
     child.kill()
     assert done["finished_stages"] == []
 
-    child = start("dividing", chained="read", hold="upload", hold_at=random.Random(13).randint(1, 12))
+    random_ = random.Random(13)
+    child = start("dividing", chained="read", hold="upload", hold_at=random_.randint(1, 12))
     child.wait_for("Holding")
     child.kill(group=False)
 
-    child = start("last", chained="read")
+    child = start("divided", chained="read", initial_delay=0.2, interval=0.5)
     assert child.wait_for("JobStarted")["chains"] == [["live", "fresh"], ["hours"], ["seen"]]
+    done = child.wait_for("CheckpointDone", lambda done: done["stages"]["seen"]["rows"] > 0)
+    child.kill()
+    assert done["finished_stages"] == []
+
+    for run_id, hold in (("joining", "upload"), ("last", "")):
+        child = start(run_id, chained="alone", hold=hold, hold_at=random_.randint(1, 12), allow_non_restored_state=True)
+        assert child.wait_for("JobStarted")["chains"] == [["live", "fresh", "hours"]]
+        if hold:
+            child.wait_for("Holding")
+            child.kill(group=False)
     assert child.end()["status"] == "FINISHED", child.story()
     rows = lab.table("live-a", ROWS).unionByName(lab.table("live-b", ROWS))
     lab.check(_runner().in_hours(rows.withColumnRenamed("k", "name")), "hours")
     before = 0
-    for instance in "ab":  # the reader has the rows from the division on, each once
+    for instance in "ab":  # the reader has the rows from the division to the last commit before it was taken away, each once
         read = sorted(v for name, v in lab.committed("seen") if name == instance)
         values = sorted(row.v for row in lab.table(f"live-{instance}", ROWS).collect())
-        assert read == values[len(values) - len(read) :]
-        before += len(values) - len(read)
+        first = values.index(read[0])
+        assert read == values[first : first + len(read)]
+        before += first
     assert before > 0
 
 

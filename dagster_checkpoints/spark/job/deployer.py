@@ -21,7 +21,6 @@ from dagster_checkpoints.execution.trace import made
 from dagster_checkpoints.pipeline import (
     Chain,
     Pipeline,
-    StageContext,
     StageKind,
     TaskId,
     build_chains,
@@ -35,13 +34,15 @@ from dagster_checkpoints.spark.files.work_folder import WorkFolder
 from dagster_checkpoints.spark.files.work_path import WorkPath
 from dagster_checkpoints.spark.job.attempt_plans import AttemptPlans
 from dagster_checkpoints.spark.job.attempt_settings import AttemptSettings
+from dagster_checkpoints.spark.job.chain_joins import ChainJoins
 from dagster_checkpoints.spark.job.deployment import Deployment
+from dagster_checkpoints.spark.job.stage_instances import StageInstances
 from dagster_checkpoints.spark.job.task_sinks import SettledSink, TaskSinks
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
+from dagster_checkpoints.spark.query.joined_plans import QueriesStayApart
 from dagster_checkpoints.spark.query.plan_report import PlanReport
 from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS
 from dagster_checkpoints.spark.query.restored_plans import forgotten_sources
-from dagster_checkpoints.spark.query.stage_calls import StageCall, open_stage
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 from dagster_checkpoints.spark.snapshots.rescaled_state import RescaledState
 from dagster_checkpoints.spark.snapshots.restored_state import Restored, RestoredState, late_rows_of_finished, rows_of_finished
@@ -49,11 +50,10 @@ from dagster_checkpoints.spark.snapshots.uploads import SnapshotUploader
 from dagster_checkpoints.spark.tasks.channel_task import ChannelTask
 from dagster_checkpoints.spark.tasks.fused_task import FusedTask
 from dagster_checkpoints.spark.tasks.messages import SendReport
-from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.tasks.source_task import BatchTask, SourceTask
 from dagster_checkpoints.spark.tasks.split_task import SplitTask
 from dagster_checkpoints.spark.tasks.task import Task
-from dagster_checkpoints.spark.tasks.task_parts import StageInstance, TaskParts
+from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 from dagster_checkpoints.spark.tasks.task_sink import TaskSink
 from dagster_checkpoints.state import RestoreError, TaskSnapshot, default_max_parallelism
 from dagster_checkpoints.storage import CheckpointStorage
@@ -88,6 +88,7 @@ class Deployer:
         self._log = log
         self._breaks: frozenset[str] = frozenset()
         self._warned: set[str] = set()
+        self._joins = ChainJoins(pipeline, log)
 
     def deploy(
         self, settings: AttemptSettings, restored: Restored | None, uploader: SnapshotUploader, report: SendReport
@@ -99,16 +100,15 @@ class Deployer:
             StorageError: State cannot be fetched, or is corrupt.
         """
         while True:
-            chains = self._chains(restored)
-            attempt = _Attempt(self._pipeline, self._spark, self._storage, self._log, self._warned, settings, restored, chains)
+            attempt = self._attempt(settings, self._joins.restored(restored))
             try:
-                return attempt.build(uploader, report, self._check_canceled)
-            except RefusedAtStage as refused:
-                if restored is not None:
-                    raise self._refused(refused) from refused
-                self._log.info("Stage %r begins a query of its own: %s.", refused.stage, refused.reason)
-                self._breaks |= {refused.stage}
-                attempt.discard()
+                deployment = attempt.build(uploader, report, self._check_canceled)
+            except (RefusedAtStage, QueriesStayApart) as refused:
+                self._refuse(refused, restored)
+                attempt.remove_folders()
+            else:
+                self._joins.keep()
+                return deployment
 
     def check(self, restored: Restored | None = None) -> PlanReport:
         """Build the plans of a start with the same steps as :meth:`deploy`, and start nothing.
@@ -120,23 +120,34 @@ class Deployer:
         """
         settings = AttemptSettings(WorkFolder(Path(), Path()), number=1, token="", job_id=0, max_queued_bytes=1)
         while True:
-            chains = self._chains(restored)
-            attempt = _Attempt(self._pipeline, self._spark, self._storage, self._log, self._warned, settings, restored, chains)
+            attempt = self._attempt(settings, self._joins.restored(restored))
             try:
-                return attempt.check()
-            except RefusedAtStage as refused:
-                if restored is not None:
-                    raise self._refused(refused) from refused
-                self._breaks |= {refused.stage}
+                checked = attempt.check()
+            except (RefusedAtStage, QueriesStayApart) as refused:
+                self._refuse(refused, restored)
+            else:
+                checked.changes = self._joins.changes
+                return checked
             finally:
                 attempt.discard()
 
-    def _refused(self, refused: RefusedAtStage) -> PlanRefusedError:
-        return PlanRefusedError(
-            refused.stage,
-            self._pipeline.stage(refused.stage).instances[0],
-            f"Spark refuses the plan that the checkpoint was taken with: {refused.reason}",
-        )
+    def _attempt(self, settings: AttemptSettings, restored: Restored | None) -> _Attempt:
+        chains = self._chains(restored)
+        return _Attempt(self._pipeline, self._spark, self._storage, self._log, self._warned, settings, restored, chains)
+
+    def _refuse(self, refused: RefusedAtStage | QueriesStayApart, restored: Restored | None) -> None:
+        """Let stages have separate queries that Spark cannot run as one; raise if the checkpoint needs one query for them."""
+        if self._joins.stay_apart(refused):
+            return
+        assert isinstance(refused, RefusedAtStage)
+        if restored is not None:
+            raise PlanRefusedError(
+                refused.stage,
+                self._pipeline.stage(refused.stage).instances[0],
+                f"Spark refuses the plan that the checkpoint was taken with: {refused.reason}",
+            ) from refused
+        self._log.info("Stage %r begins a query of its own: %s.", refused.stage, refused.reason)
+        self._breaks |= {refused.stage}
 
     def _chains(self, restored: Restored | None) -> tuple[Chain, ...]:
         if restored is None:
@@ -173,6 +184,7 @@ class _Attempt:
         self.chains = tuple(sorted(chains, key=lambda chain: order[chain.name]))
         partitions = int(spark.conf.get(STATE_PARTITIONS) or 1) if settings.repartition_state else None
         self.state = RestoredState(pipeline, storage, restored, partitions)
+        self.instances = StageInstances(pipeline, spark, self.state, log, settings.assets)
         finished = frozenset(restored.plan.finished if restored else ())
         snapshots = restored.plan.tasks if restored else {}
         known = restored.plan.max_parallelism if restored else {}
@@ -183,7 +195,7 @@ class _Attempt:
         self.plans = AttemptPlans(
             pipeline,
             spark,
-            self._instance,
+            self.instances.of,
             log,
             warned,
             self.wiring,
@@ -196,7 +208,6 @@ class _Attempt:
         self.deployment.key_groups = {name: key_groups[name] for name in routed}
         stages = restored.metadata.stages if restored else ()
         self.deployment.most_instances = {stage.name: stage.most_instances for stage in stages if stage.most_instances}
-        self._opened: list[StageInstance] = []
         self._rescaled_state = RescaledState(spark, self.state, settings.folder, log)
         if restored:
             self.deployment.rows_of_finished = rows_of_finished(restored.metadata)
@@ -230,7 +241,7 @@ class _Attempt:
                 for index in range(len(chain.instances)):
                     if not self._needs_no_plan(TaskId(chain.name, index)):
                         inputs = self.plans.inputs(chain, index)
-                        plan, _ = self.plans.checked(chain, index, inputs, self._instances(chain, index, None))
+                        plan, _ = self.plans.checked(chain, index, inputs, self.instances.of_chain(chain, index, None))
                         share = self.state.share(TaskId(chain.name, index))
                         if share is not None:
                             self.plans.routed_key(chain, index, plan, share.key)
@@ -245,15 +256,19 @@ class _Attempt:
                 report.passed.update(dict.fromkeys(chain.stages))
         return report
 
+    def remove_folders(self) -> None:
+        """Remove what was restored for an attempt that is not built with these chains; it is discarded already."""
+        for chain in self.chains:
+            for index in range(len(chain.instances)):
+                self._folder(chain, index).remove()
+
     def _needs_no_plan(self, task: TaskId) -> bool:
         """Whether the task has finished, or has finished its data and waits for its final checkpoint."""
         return task in self.deployment.finished or (self.restored is not None and task in self.restored.plan.after_finish)
 
     def discard(self) -> None:
         """Close what was opened for a deployment that is not completed."""
-        for instance in self._opened:
-            instance.stage.close()
-        self._opened.clear()
+        self.instances.close()
         self.wiring.close()
 
     def _rows(self, stage: str, files: Sequence[WorkPath]) -> DataFrame:
@@ -261,7 +276,7 @@ class _Attempt:
         return table_dataframe(self.spark, self.plans.schemas[stage], files)
 
     def _task(self, chain: Chain, index: int, uploader: SnapshotUploader, report: SendReport) -> Task:
-        task = TaskId(chain.name, index)
+        task, head = TaskId(chain.name, index), chain.stages[0]
         snapshot = self.restored.plan.tasks.get(task) if self.restored else None
         folder = self._folder(chain, index)
         after_finish = snapshot is not None and snapshot.end_of_data == "drain"
@@ -269,12 +284,15 @@ class _Attempt:
         tables = self.state.tables(snapshot, folder)
         inputs = self.plans.inputs(chain, index)
         self.wiring.restore_in_flight(task, snapshot, folder, self.state.fetch_segments, self._rows)
-        instances = self._instances(chain, index, snapshot)
+        instances = self.instances.of_chain(chain, index, snapshot)
         plan, described = (None, None) if after_finish else self.plans.checked(chain, index, inputs, instances)
         if snapshot is not None and snapshot.query is not None and described is not None and share is None:
             assert self.restored is not None
-            forgotten = forgotten_sources(self.pipeline, self.restored.metadata, chain.stages[0], snapshot)
-            self._rescaled_state.place_own(chain, task, snapshot.query, folder, forgotten, len(described.sources))
+            forgotten, streams = forgotten_sources(self.pipeline, self.restored.metadata, head, snapshot), len(described.sources)
+            if chain.name in self.restored.plan.joined:
+                self._rescaled_state.place_joined(chain, task, folder, forgotten, streams)
+            else:
+                self._rescaled_state.place_own(chain, task, snapshot.query, folder, forgotten, streams)
         self.plans.load_recorded_schema(chain)
         if share is not None:
             assert plan is not None
@@ -344,35 +362,6 @@ class _Attempt:
                 )
             )
         return sources
-
-    # Stages
-
-    def _instances(self, chain: Chain, index: int, snapshot: TaskSnapshot | None) -> tuple[StageInstance, ...]:
-        instances = []
-        ended = snapshot.ended_sources if snapshot is not None else ()
-        for name in (name for name in chain.stages if name not in ended):
-            restored = snapshot.stages.get(name) if snapshot else None
-            own = restored.operator_states if restored else ()
-            instance = self._instance(name, index, OperatorStateStore(self.state.operator_states(name, index), own))
-            open_stage(instance.call)
-            self._opened.append(instance)
-            instances.append(instance)
-        return tuple(instances)
-
-    def _instance(self, name: str, index: int, state: OperatorStateStore) -> StageInstance:
-        stage = self.pipeline.stage(name)
-        context = StageContext(
-            spark=self.spark,
-            stage=name,
-            instance=stage.instances[index],
-            index=index,
-            parallelism=stage.parallelism,
-            state=state,
-            log=self.log,
-            assets=self.settings.assets.get(name, {}),
-        )
-        own = stage.for_instance()
-        return StageInstance(own, StageCall(own, context), state)
 
     def _folder(self, chain: Chain, index: int) -> WorkFolder:
         return self.settings.folder / "tasks" / f"{chain.name}.{index}"

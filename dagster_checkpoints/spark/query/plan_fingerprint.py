@@ -164,7 +164,11 @@ def _operators(frame: DataFrame) -> list[str]:
 
 def stateful_nodes(frame: DataFrame) -> list[Node]:
     """The stateful operators of a streaming plan, from the input to the output."""
-    plan = parse(_analyzed(frame).toJSON())
+    return stateful_nodes_of(parse(_analyzed(frame).toJSON()))
+
+
+def stateful_nodes_of(plan: Node) -> list[Node]:
+    """The stateful operators of a plan of a streaming DataFrame, from the input to the output."""
     return [node for node in plan.bottom_up() if _is_stateful_join(node) or (node.kind in _KINDS and is_streaming(node))]
 
 

@@ -21,6 +21,7 @@ class PlanReport:
         unchecked: For each stage that could not be checked, the stage that has to be corrected first.
         changed: Plans that do not fit the state of the checkpoint, if the plans were compared with one.
         warnings: Warnings of the stages and the checks.
+        changes: What a restore makes of the queries of the checkpoint, in words.
     """
 
     chains: tuple[Chain, ...]
@@ -29,6 +30,7 @@ class PlanReport:
     unchecked: dict[str, str] = field(default_factory=dict)
     changed: list[RestoreError] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    changes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

@@ -1,0 +1,151 @@
+"""Queries that were separate in a checkpoint, and go on as one after a restore: exact rows, and nothing new is read again."""
+
+from __future__ import annotations
+
+import datetime as dt
+from functools import reduce
+from typing import Any, Literal
+
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, stage, unbounded_source
+from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted
+from dagster_checkpoints.spark.job.plan_check import check_plans
+from dagster_checkpoints.spark.job.restoring import read_restored
+from dagster_checkpoints.spark.session.spark_session import ROCKSDB
+
+ROWS = "k string, ts timestamp, v long"
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+
+
+Kind = Literal["one source", "behind channels", "fused sources"]
+_ROWS_PART, _LAST = (("plain",), ("fresh",)), (("tens",), ("halves",))
+PARTS = {
+    "one source": (("live",), *_ROWS_PART, *_LAST),
+    "behind channels": (*_ROWS_PART, *_LAST),
+    "fused sources": (("live", "spare", "plain", "fresh"), ("tens", "halves")),
+}
+"""The queries of the first run that are joined."""
+
+
+class Stages:
+    """live -> plain -> fresh (drops duplicates) -> tens (windows) -> halves (windows over these)."""
+
+    def __init__(self, lab: Any, kind: Kind) -> None:
+        self.lab = lab
+        self.kind = kind
+
+    def pipeline(self, *, separate: bool = False, exchanged: bool = False) -> Pipeline:
+        """The pipeline: each stage with a query of its own, or `fresh` with a reader, if it is `separate`."""
+        lab = self.lab
+
+        @unbounded_source(watermark=("ts", "5 minutes"), sink=lab.sink("raw") if self.kind == "behind channels" else None)
+        def live(context):
+            return lab.stream("live", ROWS)
+
+        @unbounded_source(watermark=("ts", "5 minutes"))
+        def spare(context):
+            return lab.stream("spare", ROWS)
+
+        class Plain(Stage):
+            def transform(self, context, **inputs):
+                rows = reduce(DataFrame.unionByName, inputs.values())
+                return rows.where("v >= 0").withColumn("key", F.upper("k"))
+
+        @stage
+        def fresh(plain):
+            return plain.dropDuplicatesWithinWatermark(["v"])
+
+        @stage(sink=lab.sink("late"))
+        def late(fresh):
+            return fresh.select("key", "v")
+
+        @stage
+        def tens(fresh):
+            counted = fresh.groupBy(F.window("ts", "10 minutes"), "key").agg(F.count("*").alias("n"), F.sum("v").alias("v"))
+            return counted.select(F.window_time("window").alias("ts"), "key", "n", "v")
+
+        @stage(sink=lab.sink("halves"))
+        def halves(tens):
+            tens = tens.select("ts", "key", "v", "n") if exchanged else tens
+            summed = tens.groupBy(F.window("ts", "30 minutes"), "key").agg(F.sum("n").alias("n"), F.sum("v").alias("v"))
+            return summed.select(F.col("window.start").alias("start"), "key", "n", "v")
+
+        fused = self.kind == "fused sources"
+        sources = (live, spare) if fused else (live,)
+        plain = Plain("plain", inputs={source.name: StageInput(fuse=fused) for source in sources})
+        readers = (late,) if fused and separate else ()
+        chaining = fused or not separate
+        return Pipeline("joined", [*sources, plain, fresh, tens, halves, *readers], chaining=chaining)
+
+    def put(self, minutes: range) -> None:
+        """Add files of five minutes each, whose values overlap with those that were put before."""
+        for first in minutes[::5]:
+            span = range(first, min(first + 5, minutes.stop))
+            for name in ("live", "spare") if self.kind == "fused sources" else ("live",):
+                self.lab.put(name, ROWS, [("ab"[m % 2], self.lab.at(60 * m), m) for m in span])
+
+    def expected(self, minutes: int) -> list[tuple[Any, ...]]:
+        zero = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+        found = []
+        for half in range(0, minutes, 30):
+            for parity, key in enumerate("AB"):
+                values = [m for m in range(half, min(half + 30, minutes)) if m % 2 == parity]
+                if values:
+                    found.append((zero + dt.timedelta(minutes=half), key, len(values), sum(values)))
+        return sorted(found)
+
+
+def planned(lab: Any, pipeline: Pipeline) -> tuple[str, ...]:
+    """What the start of a run says of the queries of the newest savepoint, as `verify` shows it."""
+    with lab.storage(pipeline.name) as storage:
+        restored = read_restored(pipeline, storage, storage.list_savepoints()[0].location, True)
+        report = check_plans(pipeline, lab.spark, restored)
+    assert report.ok
+    return report.changes
+
+
+@pytest.mark.parametrize(
+    ("kind", "provider"),
+    [("one source", ROCKSDB), ("behind channels", HDFS), ("fused sources", ROCKSDB)],
+    ids=["one source, RocksDB", "behind channels, HDFS", "fused sources, whose reader was divided"],
+)
+def test_separate_queries_are_joined_with_their_state(lab: Any, kind: Kind, provider: str) -> None:
+    """Of four queries in a row: two without state, in between and in front, and three operators in the others."""
+    flow = Stages(lab, kind)
+    flow.put(range(85))
+    lab.spark.conf.set(PROVIDER, provider)
+    try:
+        first = lab.start(flow.pipeline(separate=True), interval=0.5)
+        parts = PARTS[kind]
+        assert set(parts) <= set(first.chains)
+        first.wait_for(CheckpointDone, lambda done: done.stages["halves"].rows == 4)
+        first.done("stop", drain=False)
+        first.finished()
+    finally:
+        lab.spark.conf.set(PROVIDER, ROCKSDB)
+    lines = planned(lab, flow.pipeline())
+    assert lines == (f"The queries of {' and '.join(map(' -> '.join, parts))} become one, with their state.",)
+    # Spark would exchange the two sums of `tens`.
+    *_, line = planned(lab, flow.pipeline(exchanged=True))
+    apart = "Spark would keep other columns, or in another order, in the state of the query that ends with 'tens'"
+    assert kind == "fused sources" or line == f"'tens' and 'halves' could share a query, and keep separate ones: {apart}."
+
+    flow.put(range(80, 130))  # 80 to 84 are known
+    second = lab.start(flow.pipeline(), interval=0.5, allow_non_restored_state=True)
+    started = second.wait_for(JobStarted)
+    assert started.restored_checkpoint is not None
+    assert tuple(name for part in parts for name in part) in started.chains
+    second.wait_until(lambda: lab.count("halves") == 8)
+    second.cancel()  # the rows were committed by a checkpoint of the joined query
+    assert second.result().status == "CANCELED"
+    flow.put(range(125, 160))
+    third = lab.start(flow.pipeline(separate=kind != "fused sources"), interval=0.5)
+    assert set(third.wait_for(JobStarted).chains) == set(started.chains), "the checkpoint has one query"
+    third.wait_until(lambda: lab.count("halves") == 10)
+    third.drain()
+    third.finished()
+    assert [row[1:] for row in sorted(lab.committed("halves"))] == [row[1:] for row in flow.expected(160)]
