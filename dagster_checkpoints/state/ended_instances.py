@@ -29,9 +29,7 @@ class EndedReaders:
         where: the checkpoint, for the text of errors.
     """
 
-    def __init__(
-        self, before: CheckpointMetadata, groups: Sequence[ChannelGroup], matches: InstanceMatches, where: str
-    ) -> None:
+    def __init__(self, before: CheckpointMetadata, groups: Sequence[ChannelGroup], matches: InstanceMatches, where: str) -> None:
         self._chains = {chain.name: chain for chain in before.chains}
         self._instances = {stage.name: stage.instances for stage in before.stages}
         self._groups = groups
