@@ -61,9 +61,9 @@ class EndedReaders:
                     continue
                 if reader not in emits or (by_other and not group.static and self._has_read_all(reader)):
                     raise InstancesChanged(
-                        f"Instance {group.producer.index} of {group.producer.vertex!r} would send its rows to {reader}, which has "
-                        f"finished in {self._where}, or has reached the end of all its inputs. Give the stages the instances of "
-                        "the checkpoint; or restore another checkpoint."
+                        f"Instance {group.producer.index} of {group.producer.vertex!r} would send its rows to {reader}, which "
+                        f"has finished in {self._where}, or has reached the end of all its inputs. Give the stages the instances "
+                        "of the checkpoint; or restore another checkpoint."
                     )
             self._check_keys(group)
 
@@ -78,10 +78,10 @@ class EndedReaders:
         if ended:
             names = ", ".join(repr(self._instances[name][index]) for index in ended)
             raise InstancesChanged(
-                f"Instance {group.producer.index} of {group.producer.vertex!r} would send rows to {name!r}, of which the instances "
-                f"{names} have ended in {self._where}, or have read all their inputs: they have emitted results that these rows "
-                f"would change. Give {group.producer.vertex!r} the instances of the checkpoint; or begin with the new one as a source of "
-                "another name, with stages of its own."
+                f"Instance {group.producer.index} of {group.producer.vertex!r} would send rows to {name!r}, of which the "
+                f"instances {names} have ended in {self._where}, or have read all their inputs: they have emitted results that "
+                f"these rows would change. Give {group.producer.vertex!r} the instances of the checkpoint; or read the new rows "
+                "through a source of another name, with stages of its own."
             )
 
     def _has_read_all(self, reader: TaskId) -> bool:

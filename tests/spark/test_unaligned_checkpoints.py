@@ -219,3 +219,97 @@ def test_rows_in_flight_go_to_the_instances_that_own_their_keys_now(lab: Any) ->
     job.drain()
     job.finished()
     lab.check(in_hours(lab.table("a", ROWS).unionByName(lab.table("b", ROWS))), "hours")
+
+
+class OwnPermits(Held):
+    """Counts by window and key; the micro-batches of each instance wait for permits of their own."""
+
+    def open(self, context: Any) -> None:
+        self.folder = self.folder / context.instance
+        self.folder.mkdir(exist_ok=True)
+
+    def transform(self, context: Any, history: Any) -> Any:
+        return in_hours(history)
+
+
+class OddOnesLast(Stage):
+    """Emits even numbers at once and odd ones at the end, from a list that it does not clear then."""
+
+    def open(self, context: Any) -> None:
+        self.spark = context.spark
+        self.odd = context.state.list("odd")
+
+    def transform(self, context: Any, live: Any) -> Any:
+        return live.select("v")
+
+    def process_batch(self, batch: Any, batch_id: int) -> Any:
+        self.odd.update([*self.odd, *(row.v for row in batch.where("v % 2 = 1").collect())])
+        return batch.where("v % 2 = 0")
+
+    def finish(self) -> Any:
+        return self.spark.createDataFrame([(v,) for v in self.odd], "v long")
+
+
+def test_the_rest_of_two_partly_finished_stages_goes_on_in_other_instances(lab: Any) -> None:
+    """Twice: with fewer instances, and with more. One stage has state by key and rows in flight, and all its producers have ended;
+    the other one has list state, and one of the two producers that its instances read runs on."""
+    permits, files, done = lab.input("permits"), 24, None
+    for first in range(0, files * PER_FILE, PER_FILE):
+        lab.put("history", ROWS, [("cdefghij"[m % 8], lab.at(60 * m), m) for m in range(first, first + PER_FILE)])
+    lab.put("a", ROWS, [("a", lab.at(m), m) for m in range(20)])
+    for number, (slow, odd) in enumerate((("pqr", 4), ("pq", 3), ("pqrs", 6))):
+        lab.put("b", ROWS, [("b", lab.at(m), m) for m in range(1000 * (number + 1), 1000 * (number + 1) + 30)])
+
+        @bounded_source(watermark=("ts", "1 minute"))
+        def history(context):
+            return lab.stream("history", ROWS)
+
+        by_key = {"history": StageInput(key="k")}
+        hours = OwnPermits(
+            permits, name="hours", inputs=by_key, instances=list(slow), sink=lab.sink("hours"), max_rows_per_trigger=2
+        )
+
+        @unbounded_source(watermark=("ts", "1 minute"), instances=["a", "b"])
+        def live(context):
+            return lab.stream(context.instance, ROWS)
+
+        pointwise = {"live": StageInput(edge="pointwise")}
+        last = OddOnesLast(name="odd", inputs=pointwise, instances=[str(n) for n in range(odd)], sink=lab.sink("odd"))
+        pipeline = Pipeline("partly", [history, hours, live, last])
+        job = lab.start(pipeline, interval=1000.0, checkpoints={"unaligned": True})
+        started = job.wait_for(JobStarted)
+        assert started.restored_checkpoint == (None if done is None else done.checkpoint_id)
+        # Even numbers come out at once; the job counts rows also of the instances that it has no more.
+        job.wait_until(lambda rows=10 + 15 * (number + 1), job=job: job.execution.rows().get("odd", 0) >= rows)
+        if number == 2:
+            break
+        job.execution.end_source("live", "a")
+        (permits / "p").mkdir(exist_ok=True)
+        (permits / "p" / "free").touch()
+        ended = {("hours", 1), ("odd", 2)}
+        while done is None or {(s, n) for s, n in ended if done.stages[s].finished_instances >= n} != ended:
+            answered = job.ask("checkpoint")
+            while not answered.done():  # a permit each for some micro-batches, until the snapshots are taken
+                for held in slow[1:]:
+                    (permits / held / f"permit{time.monotonic_ns()}").touch()
+                time.sleep(0.2)
+            assert answered.result(10).status == "done"
+            done = job.of(CheckpointDone)[-1]
+            for permit in permits.glob("*/permit*"):
+                permit.unlink(missing_ok=True)
+            if number and len(job.of(CheckpointDone)) == 1:
+                done = None  # the restored instances have to end again
+        metadata = decode(lab.storage("partly").read_metadata(done.location), done.location)
+        finished = {stage.name: stage.finished for stage in metadata.stages}
+        assert finished == {"history": (0,), "hours": (0,), "live": (0,), "odd": tuple(range(-(-odd // 2)))}
+        assert in_flight_rows(metadata)["hours"] > 0
+        job.cancel()
+        job.result()
+        (permits / "p" / "free").unlink()
+    for name in "pqrs":
+        (permits / name).mkdir(exist_ok=True)
+        (permits / name / "free").touch()
+    job.drain()
+    job.finished()
+    lab.check(in_hours(lab.table("history", ROWS)), "hours")
+    lab.check(lab.table("a", ROWS).unionByName(lab.table("b", ROWS)).select("v"), "odd")
