@@ -159,7 +159,7 @@ def test_new_instances_go_on_from_those_that_had_not_ended(states: str, now: int
     tasks, running = counted(plan), [index for index, state in enumerate(states) if state == "r"]
     assert sorted(tasks) == list(range(now)) and not [t for t in plan.finished if t.vertex == "counted_"]
     assert {task.end_of_data for task in tasks.values()} == {"none"}
-    assert sorted(sum(items(tasks, "list"), [])) == [f"counted_{index}" for index in running]
+    assert sorted(item for of in items(tasks, "list") for item in of) == [f"counted_{index}" for index in running]
     assert all(len(of) == 1 for of in items(tasks, "broadcast"))
     assert sorted(committed(plan)) == [f"t counted_{i}" for i, state in enumerate(states) if state != "f"]
     assert {(task.watermark, task.valve_watermark) for task in tasks.values()} == {(100 + running[0], 200 + running[0])}
