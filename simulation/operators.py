@@ -111,7 +111,7 @@ class Totals(_Keyed):
 
 
 class Buffer(Operator):
-    """Holds every row back until the end, in list state."""
+    """Holds every row back until the end, in list state; emits them then, and does not clear the list."""
 
     at_start: ClassVar[list[tuple[int, int]]] = []
 
@@ -121,7 +121,6 @@ class Buffer(Operator):
     def finish(self) -> None:
         for uid, key in self.held:
             self.forward(uid, FLUSHED_TS, key)
-        self.held = []
 
     def snapshot(self) -> dict[str, tuple[tuple[int, int], ...]]:
         return {"held": tuple(self.held)}

@@ -6,6 +6,7 @@ from dagster_checkpoints.state import keyed_state_shares, rescaled_instances
 from dagster_checkpoints.state.instance_matches import InstanceMatches
 from dagster_checkpoints.state.merged_channels import one_after_the_other
 from dagster_checkpoints.state.rescaled_channels import RescaledEdge
+from dagster_checkpoints.state.rescaled_checkpoint import _Rescaling
 from dagster_checkpoints.state.rescaling import least_watermark
 from simulation.injection import Fault
 
@@ -32,6 +33,28 @@ RESCALING_FAULTS = (
         "splits",
     ),
     Fault("a rescaled instance begins with the latest event time", least_watermark, "min(", "max(", "rescaling", seed=2400),
+    # Instances that have ended
+    Fault(
+        "the lists of an instance that waits for its final checkpoint are dealt out",
+        rescaled_instances.dealt_out,
+        'state.kind != "list" or not has_ended(task)',
+        "True",
+        "apart",
+    ),
+    Fault(
+        "all instances of a stage wait for their final checkpoint if one of them had ended",
+        _Rescaling._dealt_out,
+        "if running else",
+        "if len(running) == len(old) else",
+        "apart",
+    ),
+    Fault(
+        "the transactions of an instance that waits for its final checkpoint are forgotten",
+        _Rescaling._dealt_out,
+        "with_transactions(own[tail], chain.tasks.get(index), tail)",
+        "with_transactions(own[tail], running.get(index), tail)",
+        "apart",
+    ),
     # Elements in flight
     Fault(
         "an instance gets all rows in flight of an old one, and not only those of its key groups",

@@ -125,8 +125,7 @@ def with_instances(metadata: Metadata, before: Shape, after: Shape, variant: int
     states = {spec.id: made.snapshot(spec) for spec in after.tasks if spec.id in plan.tasks}
     for task, snapshot in states.items():
         snapshot.ghost = made.ghosts[task]
-    finished = frozenset(spec.id for spec in after.tasks if made.has_finished(spec))
-    return replace(metadata, variant=variant, states=states, ghosts=made.ghosts, finished=finished)
+    return replace(metadata, variant=variant, states=states, ghosts=made.ghosts, finished=plan.finished)
 
 
 class _Rescaled:
@@ -153,11 +152,6 @@ class _Rescaled:
         name = self.now[task.vertex][task.index]
         old = self.names[task.vertex]
         return TaskId(task.vertex, old.index(name)) if name in old else None
-
-    def has_finished(self, spec: TaskSpec) -> bool:
-        """Whether the instance of this name, or every instance, had finished."""
-        every = [TaskId(spec.id.vertex, index) for index in range(len(self.names[spec.id.vertex]))]
-        return self.origin(spec.id) in self.metadata.finished or self.metadata.finished.issuperset(every)
 
     # Snapshots
 

@@ -239,6 +239,7 @@ def _sink(process: Process, stage: int, index: int, mine: Snapshot | None, sibli
     """The sink of an instance, with the values that opening it needs."""
     restored = process.restored
     restored_id = None if restored is None else restored.plan.checkpoint_id
+    finished = frozenset(number for number, sibling in enumerate(siblings) if sibling is None)
     return TaskSink(
         process.world.sinks[stage],
         process.job_id,
@@ -248,4 +249,5 @@ def _sink(process: Process, stage: int, index: int, mine: Snapshot | None, sibli
         None if mine is None else mine.transactions,
         restored_id if restored_id is not None and process.owner.has_later(restored_id) else None,
         [t for s in siblings if s is not None for t in s.transactions],
+        finished if index == min(set(range(len(siblings) or 1)) - finished) else None,
     )

@@ -17,6 +17,7 @@ from dagster_checkpoints.coordination import (
 )
 from simulation.shapes import (
     ANY,
+    APART,
     ENDING,
     FAN_IN,
     IN_FLIGHT,
@@ -47,6 +48,7 @@ class Scenario:
         soft_limit: number of steps after which there are no more faults, and a user ends the job.
         lazy: probability that an unbounded source has no record when it could read one.
         slow: probability that a task takes no element from its channels when it could.
+        apart: probability that a task other than the first instance of its stage does nothing when it could; 0 for no difference.
         patience: number of checkpoints that must complete before a user ends a job with unbounded sources.
         newest_first: whether the newest upload ends first.
         going_back: whether runs often start from another checkpoint than the newest.
@@ -65,6 +67,7 @@ class Scenario:
     soft_limit: int
     lazy: float
     slow: float
+    apart: float
     patience: int
     newest_first: bool
     going_back: bool
@@ -110,6 +113,9 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
     other = rescaled(shape, seed) if theme in ("rescaling", "splits", "in flight") else None
     if theme == "in flight" and seed % 5 == 4:
         other = divided(shape, seed) or other
+    if theme == "apart":
+        tries = (rescaled(shape, seed + number, same_sources=0.9) for number in range(8))
+        other = next((found for found in tries if found is not None), None)
     if theme == "rescaling":
         other = (divided(shape, seed) if seed % 3 == 0 else None) or other or divided(shape, seed)
     no_periodic = config.interval is None or not config.checkpoints_after_tasks_finish
@@ -121,9 +127,10 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
         idle,
         budgets,
         weights,
-        soft_limit=(60 + 10 * tasks) * (1 + (theme == "going back") + 3 * (theme == "in flight")),
+        soft_limit=(60 + 10 * tasks) * (1 + (theme == "going back") + 3 * (theme in ("apart", "in flight"))),
         lazy=r.choice((0.0, 0.7, 0.95)) if theme != "rescaling" else 0.95,
         slow=0.9 if theme == "in flight" else 0.0,
+        apart=r.choice((0.9, 0.98)) if theme == "apart" else 0.0,
         patience=0 if no_periodic else r.choice((0, 0, 1, 2)),
         newest_first=r.random() < 0.3,
         going_back=theme == "going back",
@@ -141,7 +148,7 @@ def _config(r: random.Random, theme: str) -> CheckpointConfig:
         max_concurrent=r.choice((1, 2, 3, 3) if theme == "storage" else (1, 1, 2, 3)),
         tolerable_failed_checkpoints=r.choice((0, 1, 30, 30)),
         retained=r.choice((1, 1, 2, 3)),
-        checkpoints_after_tasks_finish=r.random() < 0.93,
+        checkpoints_after_tasks_finish=r.random() < 0.93 or theme == "apart",
         initial_delay=r.choice((None, None, 0.0)),
         max_queued=r.choice((1, 3, 1000)),
         keep_on_finish=r.random() < 0.1,
@@ -188,13 +195,14 @@ THEMES: dict[str, tuple[int, str]] = {
         "write:024 end_source:01 crash:001 restart:12 repeat:012 lose:01",
     ),
     "rescaling": (5, "suspend:12 savepoint:12 crash:01 task:001 end_source:01 checkpoint:012 restart:345"),
+    "apart": (4, "checkpoint:567 crash:456 savepoint:01 suspend:01 task:01 end_source:12 lose:12 restart:789"),
     "in flight": (4, "checkpoint:456 crash:456 suspend:001 task:001 end_source:01 restart:789"),
 }
 """By theme: its weight, and the possible budgets of each fault and request, one digit each.
 
 Related faults together find more than a few of every kind.
 """
-_FAMILIES = {"ends": ENDING, "fan-in": FAN_IN, "in flight": IN_FLIGHT, "regions": REGIONS, "splits": SPLITS}
+_FAMILIES = {"apart": APART, "ends": ENDING, "fan-in": FAN_IN, "in flight": IN_FLIGHT, "regions": REGIONS, "splits": SPLITS}
 _BUDGETS = {theme: [part.split(":") for part in budgets.split()] for theme, (_, budgets) in THEMES.items()}
 
 

@@ -47,7 +47,8 @@ class RandomSchedule:
         if not alone and (label := self._other_process()):
             return label
         # A fault or a user's request; once the world is calm, only the request that ends the job.
-        if self._chance() < (0.1 if world.calm else self._fault_chance):
+        apart = self._scenario.apart and not world.calm and not active[-1].paused and _is_partly_ended(active[-1])
+        if self._chance() < (0.1 if world.calm else 0.4 if apart else self._fault_chance):
             label = self._end_job() if world.calm else self._fault_or_request()
             if label:
                 return label
@@ -119,7 +120,7 @@ class RandomSchedule:
     def _task_step(self, process: Process) -> Label | None:
         """A step of the first task that has one, beginning at a random task."""
         running, chance, number = process.running, self._chance, process.number
-        total, buffered = self._task_total, self._buffered
+        total, buffered, apart = self._task_total, self._buffered, self._scenario.apart
         first = int(chance() * len(running)) if running else 0
         for task in running[first:] + running[:first] if first else running:
             if not task.started:
@@ -128,6 +129,8 @@ class RandomSchedule:
             mail = bool(task.mailbox) and not task.reads_split
             if mail and drawn < self._mail:
                 return self._mail_step(number, task)
+            if apart and task.id.index and (inputs or self._scenario.seed % 4) and not self._world.calm and chance() < apart:
+                continue
             network = buffered and inputs
             if network and drawn < self._mail_or_network and (label := self._network_step(number, task)):
                 return label
@@ -217,6 +220,8 @@ class RandomSchedule:
             return ("wake", number)
         reports, opening = process.sent_reports, any(task.opening for task in process.running)
         left = [what for what, budget in world.budgets.items() if budget and what not in ("write", "upload", "restart")]
+        if self._scenario.apart and not _is_partly_ended(process) and self._chance() < 0.9:
+            return None
         if process.shut_down and reports and "repeat" in left:
             what = "repeat"
         elif opening and self._scenario.going_back and "pause" in left:
@@ -228,6 +233,8 @@ class RandomSchedule:
         if what in ("checkpoint", "savepoint", "suspend", "drain", "end_source", "end_all"):
             seconds = r.choice((2.0, 30.0, DEADLINE)) if self._after_finish else DEADLINE
             return ("ask", number, what, r.randrange(len(process.shape.stages)), seconds)
+        if what == "crash" and self._scenario.apart and self._chance() < 0.95 and not _holds_ended_instances(world):
+            return None
         if what in ("crash", "pause", "cancel"):
             writing = process.main.at == PUT or process.io_thread.at in (PUT, PAUSE) or opening
             return (what, number) if writing or self._chance() < 0.3 else None
@@ -279,6 +286,25 @@ class RandomSchedule:
         elif kind == "suspend" and self._chance() < 0.5:
             kind = "drain"
         return ("ask", process.number, kind, 0, DEADLINE)
+
+
+def _holds_ended_instances(world: World) -> bool:
+    """Whether the newest checkpoint holds a stage that is no source, of which some instances have ended and others have not."""
+    newest = world.store.state.newest if world.store.state is not None else None
+    if newest is None:
+        return False
+    found = world.store.check_complete(newest.location)
+    readers = {spec.id for spec in world.shapes[found.variant].tasks if spec.inputs}
+    waits = {task for task in readers if task in found.states and found.states[task].after_finish}
+    finished = readers - found.states.keys()
+    run = {task.vertex for task in readers - waits - finished}
+    return any(task.vertex in run for task in (finished | waits if world.scenario.seed % 2 else finished))
+
+
+def _is_partly_ended(process: Process) -> bool:
+    """Whether some instances of a stage that is no source have ended, and others have not."""
+    ended = {task.id.vertex for task in process.tasks.values() if task.inputs and not task.machine.running}
+    return any(task.id.vertex in ended and task.machine.running for task in process.running)
 
 
 _TASK, _MAIN, _UPLOAD, _IO = (

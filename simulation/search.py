@@ -19,7 +19,8 @@ from simulation.scenario import random_scenario
 
 SHOWN = (
     "checkpoints", "savepoints", "stops", "crashes", "pauses", "task failures", "take-overs", "take-overs at once", "restores",
-    "rescalings", "rescalings in flight", "divisions", "joins", "restarts", "finished tasks", "finishes", "records", "steps",
+    "rescalings", "rescalings in flight", "rescalings of ended instances", "divisions", "joins", "restarts", "finished tasks",
+    "finishes", "records", "steps",
 )  # fmt: skip
 """The counts that are printed at the end."""
 PROGRESS_COUNTS = ("pipelines", "checkpoints", "crashes", "take-overs", "finishes")

@@ -76,6 +76,10 @@ IN_FLIGHT = Family(
 """Pipelines whose channels hold elements at a checkpoint that is restored with other instances."""
 ENDING = Family((0, 2, 1), (0, 1, 1), 0.85, ("map", "map", "window", "totals", "buffer", "broadcast", "broadcast"))
 """Pipelines whose instances end one after the other."""
+APART = Family(
+    (0, 2, 1), (0, 2, 3), 0.9, ("map", "buffer", "buffer", "buffer", "broadcast", "totals", "window"), split=(0.0, 0.0)
+)
+"""Pipelines whose instances end one after the other, and that are restored with other instances meanwhile."""
 FAN_IN = Family((4, 3, 1), (3, 1), 0.6, ("map", "window", "window", "totals", "buffer", "union", "broadcast"), fan_in=True)
 """Pipelines with fused sources, and up to two stages more."""
 SPLITS = Family((4, 3, 1), (0, 3, 1), 0.6, ("map", "map", "totals", "buffer"), split=(0.9, 0.9))
@@ -294,8 +298,14 @@ def _instances(r: random.Random, width: int) -> int:
     return width if r.random() < 0.5 else r.randint(1, width)
 
 
-def rescaled(shape: Shape, seed: int) -> Shape | None:
-    """The same pipeline with other numbers of instances, in the same chains; None if the random choice gives none."""
+def rescaled(shape: Shape, seed: int, same_sources: float = 0.0) -> Shape | None:
+    """The same pipeline with other numbers of instances, in the same chains; None if the random choice gives none.
+
+    Args:
+        shape: the pipeline.
+        seed: the seed of the choice.
+        same_sources: probability that a source keeps its instances.
+    """
     r = random.Random(seed)
     of: dict[str, int] = {}
     backwards = r.random() < 0.3
@@ -305,9 +315,11 @@ def rescaled(shape: Shape, seed: int) -> Shape | None:
         alone = any(spec.kind in ("window", "totals") and not all(i.keyed or i.static for i in spec.inputs) for spec in specs)
         alone = alone or bool(fused_in(shape.pipeline, chain.stages))
         before = len(chain.instances)
-        instances = 1 if alone else before if r.random() < 0.3 else r.randint(1, 3)
+        instances = 1 if alone else before if r.random() < (0.1 if same_sources else 0.3) else r.randint(1, 3)
         if specs[0].is_source and not specs[0].enumerated and r.random() < 0.8:
             instances = max(instances, before)  # a restore refuses to leave out an instance that reads
+        if specs[0].is_source and same_sources and r.random() < same_sources:
+            instances = before
         of.update(dict.fromkeys(chain.stages, instances))
     stages = tuple(
         msgspec.structs.replace(spec, instances=of[name_of(number)], backwards=backwards)

@@ -86,6 +86,7 @@ class TaskSink:
         transactions: the transactions that the checkpoint holds for this instance; None at a new start.
         take_back_after: the restored checkpoint, if later ones were completed.
         others: the transactions that the checkpoint holds for any instance.
+        settles: for the first instance that runs, those that had finished, whose sinks it settles; None for others.
         rows: the rows of the current transaction.
         pending: the transactions that are not committed.
         origins: by job and instance, the checkpoint that it continues from, until its next checkpoint.
@@ -99,6 +100,7 @@ class TaskSink:
     transactions: Sequence[Transaction] | None
     take_back_after: int | None
     others: Sequence[Transaction]
+    settles: frozenset[int] | None = None
     rows: list[int] = field(default_factory=list)
     pending: step.PendingTransactions[Transaction] = field(default_factory=step.PendingTransactions)
     origins: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -183,10 +185,12 @@ class TaskSink:
         return any(step.stages_for_newer_owner(self.epoch, name[0]) for name in self.system.staged)
 
     def _own_instances(self) -> list[tuple[int, int]]:
-        """This instance; for instance 0 also the instances that no longer exist after a change of parallelism."""
+        """This instance; for the first that runs also those that had finished, or no longer exist."""
         targets = (*self.system.visible, *self.system.hidden)
         own = {instance for _, job, instance in targets if job == self.job and self._owns(instance)}
         return [(self.job, instance) for instance in sorted({self.instance, *own})]
 
     def _owns(self, instance: int) -> bool:
-        return instance == self.instance or (self.instance == 0 and instance >= self.parallelism)
+        if instance == self.instance or self.settles is None:
+            return instance == self.instance
+        return instance in self.settles or instance >= self.parallelism

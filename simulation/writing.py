@@ -180,11 +180,16 @@ class Writer(Machine):
         metadata = restored.metadata
         self.world.counts["divisions"] += bool(restored.plan.divided)
         self.world.counts["joins"] += bool(restored.plan.joined)
-        recorded = shapes[self.store.check_complete(location).variant]
+        before = self.store.check_complete(location)
+        recorded = shapes[before.variant]
         if recorded.instances != shapes[metadata.variant].instances:
             self.world.counts["rescalings"] += 1
             waiting = any(pinned.in_flight for state in metadata.states.values() for pinned in state.channels.values())
             self.world.counts["rescalings in flight"] += waiting
+            readers = {spec.id for spec in recorded.tasks if spec.inputs}
+            ended = {task for task in readers if task not in before.states or before.states[task].after_finish}
+            run_again = ended & restored.plan.tasks.keys() - restored.plan.after_finish
+            self.world.counts["rescalings of ended instances"] += bool(run_again)
         if metadata.variant != variant and keeps_layout(shapes[metadata.variant], shapes[variant]):
             # The user has taken the change back, and the chains cannot be joined: they stay divided.
             variant = metadata.variant

@@ -78,7 +78,7 @@ from dagster_checkpoints.state.redistribution import (
 from dagster_checkpoints.state.removed_instances import RemovedInstance
 from dagster_checkpoints.state.rescaled_channels import RescaledEdge, SegmentShare
 from dagster_checkpoints.state.rescaled_checkpoint import RescaledCheckpoint, rescale
-from dagster_checkpoints.state.rescaling import check_rescaling, least_watermark, rescaled_stages
+from dagster_checkpoints.state.rescaling import least_watermark, rescaled_stages
 from dagster_checkpoints.state.restore import RestorePlan, check_union_states, fitted, validate_restore
 from dagster_checkpoints.state.spark_versions import (
     SUPPORTED_SPARK_TEXT,
@@ -150,7 +150,6 @@ __all__ = [
     "WatermarkAt",
     "WatermarkStatus",
     "check_divided_plans",
-    "check_rescaling",
     "check_sources",
     "check_spark_version",
     "check_stateful_plans",

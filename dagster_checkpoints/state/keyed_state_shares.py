@@ -38,7 +38,7 @@ class KeyedStateShare:
 
 
 def keyed_state_shares(
-    old: Sequence[TaskSnapshot],
+    old: Sequence[TaskSnapshot | None],
     ran: Mapping[int, QuerySnapshot],
     parallelism: int,
     groups: int,
@@ -49,12 +49,12 @@ def keyed_state_shares(
     """By index of a new instance, its share.
 
     All instances continue one query, that with the earliest watermark: a later one would make rows late that are not. But where
-    each gets whole partitions of one old instance, it continues the query of that instance, whose partitions stay as they are,
-    and has no share if that query has not run.
+    each gets whole partitions of one old instance, it continues the query of that instance, whose partitions stay as they are.
+    An instance that would get whole partitions, and none of whose old instances has state, has no share: it begins a new query.
 
     Args:
-        old: by old instance, its snapshot.
-        ran: by old instance whose query has run a batch, the query; at least one.
+        old: by old instance, its snapshot; None for one that has ended.
+        ran: by old instance that has not ended and whose query has run a batch, the query; at least one.
         parallelism: the new number of instances.
         groups: the number of key groups.
         key: the column by which rows are routed.
@@ -67,11 +67,11 @@ def keyed_state_shares(
     for index in range(parallelism):
         own = key_groups_of(index, parallelism, groups)
         parts = {i: query for i, query in ran.items() if set(held[i]) & set(own)}
-        if parts or not own_query:
+        if parts or not whole_partitions:
             continued = next(iter(parts)) if own_query else earliest
             shares[index] = KeyedStateShare(own, groups, key, continued, parts, held, whole_partitions)
     return shares
 
 
-def _event_time(task: TaskSnapshot) -> float:
-    return float("-inf") if task.valve_watermark is None else task.valve_watermark
+def _event_time(task: TaskSnapshot | None) -> float:
+    return float("-inf") if task is None or task.valve_watermark is None else task.valve_watermark

@@ -65,9 +65,10 @@ class MergedEventTime:
     """The event time of old channels together.
 
     Attributes:
-        watermark: the least in front of their elements in flight, epoch ms; None if one has none, or has ended.
+        watermark: the least in front of their elements in flight, epoch ms, of those that have not ended; None if one of these
+            has none, or all have ended.
         last_watermark: the least behind these elements, infinite behind the end; None if one has none.
-        idle: whether all are idle, and none has ended.
+        idle: whether all that have not ended are idle; False if all have.
     """
 
     watermark: float | None = None
@@ -77,9 +78,10 @@ class MergedEventTime:
     @classmethod
     def of(cls, channels: Sequence[OldChannel]) -> MergedEventTime:
         last = least_time(channel.last_watermark for channel in channels)
-        if any(channel.saved.ended != "none" for channel in channels):
+        going_on = [channel for channel in channels if channel.saved.ended == "none"]
+        if not going_on:
             return cls(None, last)
-        return cls(least_time(c.watermark for c in channels), last, all(c.saved.idle for c in channels))
+        return cls(least_time(c.watermark for c in going_on), last, all(c.saved.idle for c in going_on))
 
 
 def one_after_the_other(

@@ -127,12 +127,14 @@ class RescaledEdge:
         """By old instance that sent; under None, of all where a present instance may send what any of them would have sent."""
 
     def into_ended(self, reader: int) -> Iterator[ChannelSnapshot]:
-        """What an instance that waits behind the end of its data knows of its channels: it reads no more."""
+        """What an instance that waits behind the end of its data knows of its channels: all have ended, and it reads no more."""
         origin = self._readers.origins[reader]
         for sender in self._senders_to[reader]:
-            same = self._old.get((self._senders.origins[sender], origin))
-            if same is not None:
-                yield msgspec.structs.replace(same.saved, channel=self._names[sender, reader], position=0, in_flight=())
+            name, same = self._names[sender, reader], self._old.get((self._senders.origins[sender], origin))
+            if same is None:
+                yield ChannelSnapshot(name, 0, ended="drain")
+            else:
+                yield msgspec.structs.replace(same.saved, channel=name, position=0, in_flight=())
 
     def into(self, reader: int, positions: Mapping[str, int], begins: Mapping[TaskId, int | None]) -> Iterator[ChannelSnapshot]:
         """What a present instance begins with on its channels; nothing for a channel of which nothing is known.
@@ -201,8 +203,11 @@ class RescaledEdge:
         records = tuple(element for element in carried if isinstance(element, Segment))
         sender, reader = self._senders.origins[place[0]], self._readers.origins[place[1]]
         reader = self._table_reader if reader is None else reader
-        same = self._old.get((sender, reader)) if sender is not None and reader is not None else None
-        ended = not records and same is not None and same.watermark == math.inf
+        if self._senders.shares_rows:
+            known = [channel for (_, of), channel in self._old.items() if of == reader]
+        else:
+            known = [channel for at, channel in self._old.items() if at == (sender, reader)]
+        ended = not records and bool(known) and all(channel.watermark == math.inf for channel in known)
         if not (records or ended or position):
             return None
         return ChannelSnapshot(name, position, ended="drain" if ended else "none", in_flight=records)

@@ -2,9 +2,9 @@
 
 A restore with other instances first makes this checkpoint; every other rule of a restore then applies to it. Instances of
 sources, and of stages that read one instance of these each, are matched by **name**: offsets belong to a name. Instances of the
-other stages share state and rows: list state is dealt out, keyed state goes to the owners of its key groups. The instances of a
-split source that read share its splits; the others stay finished under their names. Must not know: storage, Spark, how keyed
-state is moved.
+other stages share state and rows: list state is dealt out, keyed state goes to the owners of its key groups. Those that have
+ended contribute nothing, and all new ones run. The instances of a split source that read share its splits; the others stay
+finished under their names. Must not know: storage, Spark, how keyed state is moved.
 
 Source: PROTOCOL 8.3; Flink's StateAssignmentOperation.
 """
@@ -18,6 +18,7 @@ import msgspec
 
 from dagster_checkpoints.pipeline import EdgePattern, TaskId
 from dagster_checkpoints.state.divided_chains import ChainPart
+from dagster_checkpoints.state.ended_instances import EndedReaders, unended
 from dagster_checkpoints.state.errors import InstancesChanged
 from dagster_checkpoints.state.inputs import recorded_inputs
 from dagster_checkpoints.state.instance_matches import InstanceMatches
@@ -40,7 +41,7 @@ from dagster_checkpoints.state.removed_instances import (
 )
 from dagster_checkpoints.state.rescaled_channels import RescaledChannels, table_reader
 from dagster_checkpoints.state.rescaled_instances import dealt_out, holds_state, part_of, with_shared_splits, with_transactions
-from dagster_checkpoints.state.rescaling import check_rescaling, least_watermark, rescaled_stages
+from dagster_checkpoints.state.rescaling import least_watermark, rescaled_stages
 from dagster_checkpoints.state.views import EdgeView, PipelineView
 
 
@@ -119,22 +120,11 @@ class _Rescaling:
         self._where = f"checkpoint {metadata.checkpoint_id} of pipeline {metadata.pipeline!r}"
 
     def metadata(self) -> CheckpointMetadata:
-        numbered = {name for name in self._changed if not self._matches.by_name(name)}
-        check_rescaling(self._before.checkpoint_id, self._ended(numbered), numbered)
         chains = self._channels.given_to([self._chain(chain) for chain in self._before.chains])
         stages = tuple(self._stage(stage) for stage in self._before.stages)
         rescaled = msgspec.structs.replace(self._before, stages=stages, chains=chains)
-        self._check_finished_readers(rescaled)
+        EndedReaders(self._before, self._channels.groups, self._matches, self._where).check(rescaled, self._moved)
         return rescaled
-
-    def _ended(self, stages: set[str]) -> list[TaskId]:
-        """The instances of chains of these stages that emit no more rows."""
-        found = []
-        for chain in self._before.chains:
-            if chain.name in stages:
-                waiting = [index for index, task in chain.tasks.items() if task.end_of_data == "drain"]
-                found += [TaskId(chain.name, index) for index in (*self._recorded[chain.stages[-1]].finished, *waiting)]
-        return found
 
     # Stages
 
@@ -234,12 +224,16 @@ class _Rescaling:
             )
 
     def _dealt_out(self, chain: ChainMetadata) -> tuple[ChainMetadata, Mapping[int, int]]:
-        """A chain whose instances share state and rows: the state of all is distributed."""
-        parallelism = len(self._now[chain.name])
-        old = [chain.tasks[index] for index in range(self._recorded[chain.name].parallelism)]
-        self._share_keyed_state(chain, old)
+        """A chain whose instances share state and rows: that of those which have not ended is distributed.
+
+        If all have ended, the new ones wait for their final checkpoint, too.
+        """
+        parallelism, running = len(self._now[chain.name]), unended(chain)
+        old = [chain.tasks.get(index) for index in range(self._recorded[chain.name].parallelism)]
+        self._share_keyed_state(chain, running)
         stages = {name: dealt_out(name, old, parallelism) for name in chain.stages}
         tail, tables, tasks, of = chain.stages[-1], _static_tables(chain), {}, {}
+        continued = (running or chain.tasks).values()
         for index in range(parallelism):
             share = self.shares.get(TaskId(chain.name, index))
             own = {name: stages[name][index] for name in chain.stages}
@@ -248,16 +242,17 @@ class _Rescaling:
                 of[index] = share.logs
             tasks[index] = TaskSnapshot(
                 stages=own,
-                query=old[share.logs].query if share else None,
+                query=running[share.logs].query if share else None,
                 static=tables,
-                watermark=least_watermark(task.watermark for task in old),
-                valve_watermark=least_watermark(task.valve_watermark for task in old),
+                end_of_data="none" if running else "drain",
+                watermark=least_watermark(task.watermark for task in continued),
+                valve_watermark=least_watermark(task.valve_watermark for task in continued),
             )
         return msgspec.structs.replace(chain, tasks=tasks), of
 
-    def _share_keyed_state(self, chain: ChainMetadata, old: Sequence[TaskSnapshot]) -> None:
-        ran = {index: task.query for index, task in enumerate(old) if task.query is not None and task.query.batch_id >= 0}
-        if not ran or not holds_state(chain, old, self._where):
+    def _share_keyed_state(self, chain: ChainMetadata, running: Mapping[int, TaskSnapshot]) -> None:
+        ran = {index: task.query for index, task in running.items() if task.query is not None and task.query.batch_id >= 0}
+        if not ran or not holds_state(chain, list(running.values()), self._where):
             return
         key, before, now = self._key(chain.name), self._recorded[chain.name].parallelism, len(self._now[chain.name])
         if not key:
@@ -268,6 +263,7 @@ class _Rescaling:
             )
         recorded = self._recorded[chain.name]
         whole = bool(recorded.state_partitions)
+        old = [running.get(index) for index in range(before)]
         shares = keyed_state_shares(old, ran, now, self._key_groups(recorded), key, whole_partitions=whole)
         self.shares.update({TaskId(chain.name, index): share for index, share in shares.items()})
 
@@ -301,25 +297,6 @@ class _Rescaling:
                     f"{edge.source!r}; in {self._where} these were read to their end, and the instances that kept them have "
                     "ended. Put the new instance into a stage of its own, with sources of its own; or begin with it as a new "
                     "start (restore_from: none)."
-                )
-
-    def _check_finished_readers(self, rescaled: CheckpointMetadata) -> None:
-        """No instance that emits rows may send them to one that reads no more."""
-        reading = {
-            TaskId(chain.name, index)
-            for chain in rescaled.chains
-            for index, task in chain.tasks.items()
-            if task.end_of_data != "drain"
-        }
-        known = {chain.name for chain in rescaled.chains}
-        for group in self._channels.groups:
-            if group.producer not in reading:
-                continue
-            deaf = [task for task in group.channels if task.vertex in known and task not in reading]
-            if deaf:
-                raise InstancesChanged(
-                    f"Instance {group.producer.index} of {group.producer.vertex!r} would send its rows to {deaf[0]}, which has "
-                    f"finished in {self._where}. Give the stages the instances of the checkpoint."
                 )
 
 

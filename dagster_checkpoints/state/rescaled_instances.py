@@ -23,17 +23,40 @@ def with_transactions(own: StageInstanceSnapshot, held: TaskSnapshot | None, tai
     return msgspec.structs.replace(own, transactions=sink.transactions, transaction_files=sink.transaction_files)
 
 
-def dealt_out(stage: str, old: Sequence[TaskSnapshot], parallelism: int) -> list[StageInstanceSnapshot]:
-    """The parts of a stage's new instances; the first one counts the rows of the instances that are gone."""
+def has_ended(task: TaskSnapshot | None) -> bool:
+    """Whether an instance has finished (None), or waits behind the end of its data: it emits no more rows.
+
+    The one that waits has nothing left to do but to commit: the checkpoint was triggered after its `finish`.
+    """
+    return task is None or task.end_of_data == "drain"
+
+
+def dealt_out(stage: str, old: Sequence[TaskSnapshot | None], parallelism: int) -> list[StageInstanceSnapshot]:
+    """The parts of a stage's new instances; the first one counts the rows of the instances that are gone.
+
+    Instances that have ended leave no items of lists: `finish` has emitted what they stood for, and would emit it again. What
+    every instance holds or sees is left: broadcasts, and the items of a union of an instance that waits.
+
+    Args:
+        stage: name of the stage.
+        old: by old instance, its snapshot; None for one that has finished.
+        parallelism: the new number of instances.
+    """
     held = [part_of(task, stage) for task in old]
-    states = deal_out_operator_states([each.operator_states for each in held], parallelism)
+    kept = [
+        tuple(state for state in part.operator_states if state.kind != "list" or not has_ended(task))
+        for part, task in zip(held, old, strict=True)
+    ]
+    states = deal_out_operator_states(kept, parallelism)
+    plans = (part.state_plan for part, task in zip(held, old, strict=True) if not has_ended(task))
+    plan = next((plan for plan in plans if plan is not None), None)
     gone = held[parallelism:]
     return [
         StageInstanceSnapshot(
             operator_states=states[index],
             rows_out=(held[index].rows_out if index < len(held) else 0) + (sum(g.rows_out for g in gone) if index == 0 else 0),
             late_rows=(held[index].late_rows if index < len(held) else 0) + (sum(g.late_rows for g in gone) if index == 0 else 0),
-            state_plan=held[0].state_plan,
+            state_plan=plan,
         )
         for index in range(parallelism)
     ]

@@ -1,4 +1,4 @@
-"""A restore with other numbers of instances: which stages are concerned, what stands in its way, and the earliest event time.
+"""A restore with other numbers of instances: which stages are concerned, and the earliest event time.
 
 Which instance gets which state is `redistribution`; what channels begin with is `rescaled_channels`. Must not know: storage,
 Spark.
@@ -8,11 +8,8 @@ Source: PROTOCOL 8.3; Flink's StateAssignmentOperation.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Protocol
-
-from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state.errors import InstancesChanged
 
 
 class InstancesOf(Protocol):
@@ -35,34 +32,11 @@ def rescaled_stages(before: Iterable[InstancesOf], after: Iterable[InstancesOf])
     return frozenset(stage.name for stage in after if recorded.get(stage.name, stage.instances) != stage.instances)
 
 
-def check_rescaling(checkpoint_id: int, ended: Collection[TaskId], rescaled: Collection[str]) -> None:
-    """Refuse a checkpoint that cannot be restored with other numbers of instances.
-
-    An instance that has finished, or waits after its end of data, does not read again: the rows that it would get in the new
-    layout would be lost.
-
-    Args:
-        checkpoint_id: id of the checkpoint.
-        ended: the tasks that have finished, or wait after their end of data.
-        rescaled: the stages whose instances have changed, and are not matched by name.
-
-    Raises:
-        InstancesChanged: names the stages, and the instances.
-    """
-    over = sorted(str(task) for task in ended if task.vertex in rescaled)
-    if over:
-        raise InstancesChanged(
-            f"The instances of {', '.join(map(repr, sorted(rescaled)))} have changed, but checkpoint {checkpoint_id} holds "
-            f"instances that have ended: {', '.join(over)}. They belong to the instances that it was taken with: give the stages "
-            "the same instances in the same order, or restore another checkpoint."
-        )
-
-
 def least_watermark(watermarks: Iterable[int | None]) -> int | None:
     """The watermark that every instance of a rescaled job begins with: the earliest of the old instances of its stage.
 
     Args:
-        watermarks: by old instance that had not finished, its watermark, epoch ms; None before the first.
+        watermarks: by old instance that had not ended, its watermark, epoch ms; None before the first.
 
     Returns:
         None if an old instance had none, or there was no such instance: any row may still come.

@@ -42,6 +42,7 @@ def test_every_kind_of_fault_happens() -> None:
     wanted = ("crashes", "pauses", "take-overs", "take-overs at once", "task failures", "repeated messages", "lost notices")
     wanted += (
         "rescalings",
+        "rescalings of ended instances",
         "divisions",
         "savepoints",
         "held sources",

@@ -36,6 +36,12 @@ CHANGES = query(1, *(f"state/0/{partition}/left/{version}.changelog" for partiti
 WHOLE = query(3, "state/0/0/left/4.zip", "state/0/0/left/SSTs/a.sst", "state/0/1/left/3.zip", "state/0/1/left/4.changelog")
 
 
+def test_an_instance_none_of_whose_partitions_had_state_begins_a_new_query() -> None:
+    """The instances that held these groups had ended, or had not run a batch: there are no state stores to continue."""
+    assert {index: sorted(share.queries) for index, share in shares(CHANGES, None, now=4).items()} == {0: [0], 1: [0]}
+    assert {index: sorted(share.queries) for index, share in shares(None, WHOLE, None, None, now=2).items()} == {0: [1]}
+
+
 def test_partitions_of_queries_with_other_batches_get_one_version() -> None:
     """The query with the earliest event time goes on, as if it had run as many batches as the other one."""
     for first, second, event_times in ((CHANGES, WHOLE, (5, 9)), (WHOLE, CHANGES, (9, 5))):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
-from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted
+from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, TaskId, bounded_source, stage, unbounded_source
+from dagster_checkpoints.spark.job.events import CheckpointDone, InstanceFinished, JobStarted
 from dagster_checkpoints.state import CheckpointMetadata, Segment, decode
 
 ROWS = "k string, ts timestamp, v long"
@@ -219,3 +219,102 @@ def test_rows_in_flight_go_to_the_instances_that_own_their_keys_now(lab: Any) ->
     job.drain()
     job.finished()
     lab.check(in_hours(lab.table("a", ROWS).unionByName(lab.table("b", ROWS))), "hours")
+
+
+class OwnPermits(Held):
+    """Counts by window and key; the micro-batches of each instance wait for permits of their own."""
+
+    def open(self, context: Any) -> None:
+        self.folder = self.folder / context.instance
+
+    def transform(self, context: Any, history: Any) -> Any:
+        return in_hours(history)
+
+
+class OddOnesLast(Stage):
+    """Emits even numbers at once and odd ones at the end, from a list that it does not clear then."""
+
+    def open(self, context: Any) -> None:
+        self.spark = context.spark
+        self.odd = context.state.list("odd")
+
+    def transform(self, context: Any, live: Any) -> Any:
+        return live.select("v")
+
+    def process_batch(self, batch: Any, batch_id: int) -> Any:
+        self.odd.update([*self.odd, *(row.v for row in batch.where("v % 2 = 1").collect())])
+        return batch.where("v % 2 = 0")
+
+    def finish(self) -> Any:
+        return self.spark.createDataFrame([(v,) for v in self.odd], "v long")
+
+
+def checkpoint_of(lab: Any, job: Any, permits: Path, held: str) -> CheckpointMetadata:
+    """Take a checkpoint, with a permit each for some micro-batches of these instances, until the snapshots are taken."""
+    answered = job.ask("checkpoint")
+    while not answered.done():
+        for instance in held:
+            (permits / instance / f"permit{time.monotonic_ns()}").touch()
+        time.sleep(0.2)
+    assert answered.result(10).status == "done", job.story()
+    for permit in permits.glob("*/permit*"):
+        permit.unlink(missing_ok=True)
+    location = job.of(CheckpointDone)[-1].location
+    return decode(lab.storage("partly").read_metadata(location), location)
+
+
+def test_the_rest_of_two_partly_finished_stages_goes_on_in_other_instances(lab: Any) -> None:
+    """Twice: with fewer instances, and with more. One stage has state by key and rows in flight, and its producer has ended; the
+    other one has list state, and one of the two producers that its instances read runs on."""
+    permits, files = lab.input("permits"), 6
+    for name in "pqrs":
+        (permits / name).mkdir()
+    lab.put("a", ROWS, [("a", lab.at(m), m) for m in range(20)])
+    for number, (slow, odd) in enumerate((("pqr", 4), ("pq", 3), ("pqrs", 6))):
+        lab.put("b", ROWS, [("b", lab.at(m), m) for m in range(1000 * (number + 1), 1000 * (number + 1) + 30)])
+
+        @unbounded_source(watermark=("ts", "1 minute"))
+        def history(context):
+            return lab.stream("history", ROWS)
+
+        by_key = {"history": StageInput(key="k")}
+        hours = OwnPermits(
+            permits, name="hours", inputs=by_key, instances=list(slow), sink=lab.sink("hours"), max_rows_per_trigger=2
+        )
+
+        @unbounded_source(watermark=("ts", "1 minute"), instances=["a", "b"])
+        def live(context):
+            return lab.stream(context.instance, ROWS)
+
+        pointwise = {"live": StageInput(edge="pointwise")}
+        last = OddOnesLast(name="odd", inputs=pointwise, instances=[str(n) for n in range(odd)], sink=lab.sink("odd"))
+        job = lab.start(Pipeline("partly", [history, hours, live, last]), interval=1000.0, checkpoints={"unaligned": True})
+        job.wait_for(JobStarted)
+        job.wait_until(lambda rows=20 + 30 * (number + 1), job=job: job.execution.rows().get("live") == rows)
+        if number == 2:
+            break
+        (permits / "p" / "free").touch()
+        if number == 0:
+            job.execution.end_source("live", "a")
+            while len([event for event in job.of(InstanceFinished) if event.stage == "odd"]) < 2:
+                checkpoint_of(lab, job, permits, slow[1:])
+            for first in range(0, files * PER_FILE, PER_FILE):
+                lab.put("history", ROWS, [("cdefghij"[m % 8], lab.at(60 * m), m) for m in range(first, first + PER_FILE)])
+            job.wait_until(lambda job=job: job.execution.rows().get("history") == files * PER_FILE)
+            job.execution.end_source("history")
+        tasks = job.execution.deployment.tasks
+        over = [TaskId("hours", 0), *([TaskId("odd", 0), TaskId("odd", 1)] if number else ())]
+        job.wait_until(lambda tasks=tasks, over=over: all(tasks[task].machine.operators_finished for task in over))
+        metadata = checkpoint_of(lab, job, permits, slow[1:])
+        ends = {chain.name: {i: task.end_of_data for i, task in chain.tasks.items()} for chain in metadata.chains}
+        assert ends["hours"][0] == "drain" and "none" in ends["hours"].values() and in_flight_rows(metadata)["hours"] > 0
+        assert ends["odd"] == ({0: "drain", 1: "drain", 2: "none"} if number else {2: "none", 3: "none"})
+        job.cancel()
+        job.result()
+        (permits / "p" / "free").unlink()
+    for name in "pqrs":
+        (permits / name / "free").touch()
+    job.drain()
+    job.finished()
+    lab.check(in_hours(lab.table("history", ROWS)), "hours")
+    lab.check(lab.table("a", ROWS).unionByName(lab.table("b", ROWS)).select("v"), "odd")

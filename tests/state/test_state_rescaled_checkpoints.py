@@ -244,7 +244,6 @@ def test_one_instance_may_become_several_with_a_key() -> None:
     assert plan.rescaled is not None and {share.key for share in plan.rescaled.shares.values()} == {"k"}
 
 
-WAITING = {0: snapshot("counted", "p", end_of_data="drain"), 1: snapshot("counted", "q")}
 UNRECORDED = {i: snapshot("counted", "x", own=StageInstanceSnapshot()) for i in range(2)}
 
 
@@ -252,7 +251,6 @@ UNRECORDED = {i: snapshot("counted", "x", own=StageInstanceSnapshot()) for i in 
     ("now", "before", "text"),
     [
         (pipeline("ab"), checkpoint(pipeline()), "'live' has no instance 'c' any more"),
-        (pipeline(keyed="pqr"), checkpoint(pipeline(), readers=WAITING), r"instances that have ended: counted\[0\]"),
         (pipeline(keyed="pqr"), checkpoint(pipeline(), readers=UNRECORDED), "does not say whether it keeps state"),
         (pipeline(keyed="pqr", edge="all_to_all"), checkpoint(pipeline(edge="all_to_all")), "no column decides"),
         (pipeline("abcdefgh", edge="pointwise"), checkpoint(pipeline("abcd", edge="pointwise")), "POINTWISE, would get the rows"),

@@ -45,7 +45,8 @@ class StateMove:
 
     Attributes:
         where: The stage and the checkpoint, for the text of errors.
-        shares: By new instance, its part.
+        shares: The parts of the new instances that have one.
+        instances: The number of all new instances.
         key: The column by which rows are routed.
         old: By old instance, its state.
         target: The query that all new instances continue: a directory for the state of all of them, with its logs and
@@ -54,6 +55,7 @@ class StateMove:
 
     where: str
     shares: Sequence[KeyedStateShare]
+    instances: int
     key: RoutedKey
     old: Mapping[int, StateOfBatch]
     target: StateOfBatch
@@ -160,7 +162,7 @@ class _Rows(StateRows):
     def of_store(self, store: Mapping[str, str]) -> DataFrame:
         frames = [self._held(index, old, store) for index, old in sorted(self._move.old.items())]
         rows = functools.reduce(DataFrame.unionByName, frames)
-        placed = rows.repartitionById(self.partitions * len(self._move.shares), F.col(_PLACE))
+        placed = rows.repartitionById(self.partitions * self._move.instances, F.col(_PLACE))
         return placed.drop(_PLACE)
 
     def _held(self, index: int, old: StateOfBatch, store: Mapping[str, str]) -> DataFrame:
@@ -173,7 +175,7 @@ class _Rows(StateRows):
             place = group
         else:
             rows = self.repartitioned(rows, old)  # each part of the union has as many partitions as an instance
-            owner = owner_of_group(group, len(move.shares), share.number)
+            owner = owner_of_group(group, move.instances, share.number)
             place = owner * F.lit(self.partitions) + F.pmod(F.spark_partition_id(), F.lit(self.partitions))
         misrouted = F.raise_error(F.lit(_MISROUTED)).cast("int")
         return rows.withColumn(_PLACE, F.when(group.between(held.start, held.stop - 1), place).otherwise(misrouted))

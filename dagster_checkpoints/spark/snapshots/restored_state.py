@@ -200,9 +200,11 @@ class RestoredState:
         """
         assert self._restored is not None and self._restored.plan.rescaled is not None
         rescaled = self._restored.plan.rescaled
-        shares = [rescaled.shares[TaskId(chain.name, index)] for index in range(len(chain.instances))]
+        tasks = [TaskId(chain.name, index) for index in range(len(chain.instances))]
+        sharing = [task for task in tasks if task in rescaled.shares]  # the others begin without state
+        shares = [rescaled.shares[task] for task in sharing]
         partitions = len(shares[0].groups) if shares[0].whole_partitions else self._state_partitions
-        query = self._continued(TaskId(chain.name, 0))
+        query = self._continued(sharing[0])
         folder = attempt / "rescaled" / chain.name
         self._fetch_logs(query, folder / "moved", partitions)
         held = {old: query for share in shares for old, query in share.queries.items()}
@@ -211,6 +213,7 @@ class RestoredState:
         return StateMove(
             where=self.where(chain),
             shares=shares,
+            instances=len(tasks),
             key=key,
             old={old: _state_in(folder / str(old), of_old) for old, of_old in held.items()},
             target=_state_in(folder / "moved", query),
