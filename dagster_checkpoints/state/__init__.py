@@ -66,7 +66,7 @@ from dagster_checkpoints.state.metadata import (
     task_files,
 )
 from dagster_checkpoints.state.metadata_file import decode, encode
-from dagster_checkpoints.state.plans import check_divided_plans, check_sources, check_stateful_plans
+from dagster_checkpoints.state.plans import IN_STATE, check_divided_plans, check_sources, check_stateful_plans
 from dagster_checkpoints.state.processor_states import ENCODED_AS_AVRO
 from dagster_checkpoints.state.recording import ended_sources, recorded_chains, recorded_enumerators, recorded_stages
 from dagster_checkpoints.state.redistribution import (
@@ -93,6 +93,7 @@ from dagster_checkpoints.state.views import EdgeView, PipelineView, StageView
 __all__ = [
     "ENCODED_AS_AVRO",
     "HIGHEST_MAX_PARALLELISM",
+    "IN_STATE",
     "SUPPORTED_SPARK_TEXT",
     "ChainLayoutChanged",
     "ChainMetadata",

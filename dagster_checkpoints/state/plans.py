@@ -12,6 +12,10 @@ from dagster_checkpoints.state.errors import SourcesChanged, StatefulPlanChanged
 from dagster_checkpoints.state.metadata import TaskSnapshot
 from dagster_checkpoints.state.processor_states import fits_states
 
+IN_STATE = "; in state: "
+"""In front of the end of an operator's text, which says what Spark's optimizer leaves in its state. It is missing
+in checkpoints of earlier releases, and where it is not known."""
+
 _REMEDY = (
     "Take the change back; or end the old pipeline with a drain, which emits and commits all that it holds, and begin with the "
     "new plan as a new start (restore_from: none)"
@@ -44,9 +48,9 @@ def check_stateful_plans(
         if before is not None and not _fits(before, now):
             raise StatefulPlanChanged(
                 f"Stage {stage!r} (instance {instance!r}, {locations.get(stage, 'defined elsewhere')}) keeps other state than in "
-                f"{where}.\n  In the checkpoint: {_shown(before, now)}\n  Now: {_shown(now, before)}\nSpark would continue with "
-                f"the old state under the new plan, and the rows of both would be in one output. {_REMEDY}; or take the risk "
-                "with allow_changed_plan: true."
+                f"{where}.\n  In the checkpoint: {_shown(before, now)}\n  Now: {_shown(now, before)}{_hint(before, now)}\n"
+                "Spark would continue with the old state under the new plan, and the rows of both would be in one output. "
+                f"{_REMEDY}; or take the risk with allow_changed_plan: true."
             )
 
 
@@ -62,11 +66,14 @@ def check_divided_plans(
     """
     for stage, now in operators.items():
         before = snapshot.stages[stage].state_plan if stage in snapshot.stages else None
-        if snapshot.query is not None and before is not None and len(before) != len(now):
+        if snapshot.query is None or before is None:
+            continue
+        if len(before) != len(now) or not all(map(_keeps_the_same, before, now)):
             raise StatefulPlanChanged(
                 f"Stage {stage!r} (instance {instance!r}, {locations.get(stage, 'defined elsewhere')}) shared a query with other "
-                f"stages in {where}, and gets one of its own now, in which it has other stateful operators.\n  In the "
-                f"checkpoint: {_shown(before, now)}\n  Now: {_shown(now, before)}\nThe state cannot be divided. {_REMEDY}."
+                f"stages in {where}, and gets one of its own now, in which it has other stateful operators, or keeps other "
+                f"columns in their state.\n  In the checkpoint: {_shown(before, now)}\n  Now: {_shown(now, before)}\nThe state "
+                f"cannot be divided. {_REMEDY}."
             )
 
 
@@ -101,7 +108,27 @@ def check_sources(
 
 def _fits(before: Sequence[str], now: Sequence[str]) -> bool:
     return len(before) == len(now) and all(
-        this == other or fits_states(this, other) for this, other in zip(before, now, strict=True)
+        (_declared(this) == _declared(other) or fits_states(this, other)) and _keeps_the_same(this, other)
+        for this, other in zip(before, now, strict=True)
+    )
+
+
+def _declared(operator: str) -> str:
+    return operator.partition(IN_STATE)[0]
+
+
+def _keeps_the_same(before: str, now: str) -> bool:
+    """Whether the same columns and values are in the state of an operator, as far as that is known."""
+    old, new = before.partition(IN_STATE)[2], now.partition(IN_STATE)[2]
+    return not old or not new or old == new
+
+
+def _hint(before: Sequence[str], now: Sequence[str]) -> str:
+    if list(map(_declared, before)) != list(map(_declared, now)):
+        return ""
+    return (
+        "\nThe operators are the same, but the columns that are selected behind them, and their order, decide what Spark keeps "
+        "in their state (functions are numbered as they are declared)."
     )
 
 

@@ -350,3 +350,44 @@ def test_streams_of_a_replaced_input_begin_again_and_others_go_on(lab: Any) -> N
     metadata = fitted(pipeline, CheckpointMetadata("changed", 3, recorded, chains))
     assert forgotten_sources(pipeline, metadata, "hours", task) == [0, 1]
     assert forgotten_sources(pipeline, metadata, "rows", task) == []
+
+
+def test_another_selection_behind_an_aggregation_is_refused(lab: Any) -> None:
+    """Spark itself compares the types in the state alone, and would continue one sum as the other one."""
+
+    def pipeline(*columns: str) -> Pipeline:
+        @unbounded_source(watermark=("ts", "0 seconds"))
+        def live(context):
+            return lab.stream("live", ROWS)
+
+        @stage
+        def sums(live):
+            windows = live.groupBy(F.window("ts", "1 hour"), "k").agg(F.sum("v").alias("a"), F.sum(F.col("v") * 100).alias("b"))
+            return windows.select(F.window_time("window").alias("ts"), "k", "a", "b")
+
+        @stage(sink=lab.sink())
+        def shown(sums):
+            return sums.select("ts", "k", *columns)
+
+        return Pipeline("selected", [live, sums, shown])
+
+    def put(*minutes: int) -> None:
+        """The last row ends the window before it."""
+        lab.put("live", ROWS, [("a", lab.at(60 * minute), 1) for minute in minutes])
+
+    put(1, 61)
+    job = lab.start(pipeline("a", "b"), interval=3600.0)
+    assert job.wait_for(JobStarted).chains == (("live", "sums", "shown"),)
+    job.wait_until(lambda: job.execution.rows().get("shown") == 1)
+    job.done("stop")
+    job.finished()
+    for columns, now in ((("b", "a"), "functions 2, 1"), (("b",), "functions 2")):
+        error = lab.start(pipeline(*columns)).result().error
+        assert isinstance(error, StatefulPlanChanged) and "in state: functions 1, 2\n" in str(error), error
+        assert f"in state: {now}\n" in str(error)
+    put(62, 121)
+    job = lab.start(pipeline("a", "b"))
+    job.wait_until(lambda: job.execution.rows().get("shown") == 2)
+    job.drain()
+    job.finished()
+    assert [row[1:] for row in lab.committed()] == [("a", 1, 100), ("a", 2, 200), ("a", 1, 100)]

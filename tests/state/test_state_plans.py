@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dagster_checkpoints.state import (
+    IN_STATE,
     QuerySnapshot,
     SourcesChanged,
     StageInstanceSnapshot,
@@ -61,6 +62,39 @@ def test_a_query_of_its_own_needs_the_same_number_of_operators() -> None:
     check_divided_plans(snapshot((DEDUP, FIVE), query=False), {"hourly": (FIVE,)}, "JFK", columns, WHERE)
     with pytest.raises(StatefulPlanChanged, match=r"'hourly' .* shared a query with other stages in checkpoint 7 "):
         check_divided_plans(held, {"hourly": (FIVE,)}, "JFK", columns, WHERE)
+
+
+SUMS = "aggregate by origin: sum(delay long), sum(distance long)"
+
+
+def in_state(functions: str) -> str:
+    return f"{SUMS}{IN_STATE}functions {functions}"
+
+
+@pytest.mark.parametrize("now", ["1", "2", "2, 1"])
+def test_what_is_in_the_state_of_the_same_operators(now: str) -> None:
+    held, columns = snapshot((DEDUP, in_state("1, 2"))), {"hourly": "flights.py:12"}
+    check(held, DEDUP, in_state("1, 2"))
+    check_divided_plans(held, {"hourly": (DEDUP, in_state("1, 2"))}, "JFK", columns, WHERE)
+    with pytest.raises(StatefulPlanChanged) as error:
+        check(held, DEDUP, in_state(now))
+    assert (
+        f"In the checkpoint: {SUMS}; in state: functions 1, 2\n  Now: {SUMS}; in state: functions {now}\n"
+        "The operators are the same, but the columns that are selected behind them, and their order, decide what Spark keeps in "
+        "their state (functions are numbered as they are declared).\nSpark would continue"
+    ) in str(error.value)
+    with pytest.raises(StatefulPlanChanged, match="keeps other columns in their state"):
+        check_divided_plans(held, {"hourly": (DEDUP, in_state(now))}, "JFK", columns, WHERE)
+    with pytest.raises(StatefulPlanChanged) as error:
+        check(held, DEDUP, FIVE)
+    assert "The operators are the same" not in str(error.value)
+
+
+def test_what_is_in_the_state_is_compared_if_it_is_known() -> None:
+    check(snapshot((SUMS,)), in_state("2"))
+    check(snapshot((in_state("2"),)), SUMS)
+    with pytest.raises(StatefulPlanChanged):
+        check(snapshot((in_state("2"),)), FIVE)
 
 
 def test_a_stage_without_a_function_of_its_own_is_defined_elsewhere() -> None:

@@ -1,10 +1,9 @@
 """Whether queries that were separate in a checkpoint keep the same state as one query: a comparison of optimized plans.
 
-Spark's optimizer works on a whole query. It drops the columns that later stages do not read, also from the state of aggregations
-and joins, and the order of the columns that a later stage selects decides the order of an aggregation's values. Spark compares
-only the types of these, so two sums could be exchanged without an error. Analysis only; must not know tasks or storage.
+What the optimizer leaves in the state of one query depends on all of its stages (`optimized_state`). Analysis only; must not know
+tasks or storage.
 
-Source: Spark's `ColumnPruning`, `CollapseProject`, `RemoveRedundantAggregates` and `StateSchemaCompatibilityChecker`.
+Source: Spark's `ColumnPruning`, `CollapseProject` and `RemoveRedundantAggregates`.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dagster_checkpoints.spark.query.plan_fingerprint import stateful_nodes_of
-from dagster_checkpoints.spark.query.plan_nodes import analyzed, children, nodes
-from dagster_checkpoints.spark.query.plan_text import Node, as_written, parse
+from dagster_checkpoints.spark.query.optimized_state import aggregate_functions, columns_of_sides, optimized_nodes
+from dagster_checkpoints.spark.query.plan_text import Node, as_written
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -76,24 +74,13 @@ def _different(outputs: Mapping[str, DataFrame], parts: Sequence[tuple[str, Data
 
 def _operators(frame: DataFrame) -> list[_OptimizedOperator]:
     """The stateful operators of the optimized plan, from the input to the output."""
-    plan = frame.sparkSession._jsparkSession.sessionState().optimizer().execute(analyzed(frame))
-    wanted = stateful_nodes_of(parse(plan.toJSON()))
-    objects = list(nodes(plan)) if wanted else []  # in the order of the JSON
-    return [_operator(node, objects[node.number]) for node in wanted]
+    return [_operator(node, of) for node, of in optimized_nodes(frame)]
 
 
 def _operator(node: Node, of: Any) -> _OptimizedOperator:
     keys = [as_written(each) for name in ("groupingExpressions", "keys", "groupingAttributes") for each in node.expressions(name)]
-    functions: dict[str, str] = {}
-    for each in node.expressions("aggregateExpressions"):
-        functions |= {as_written(part): part.children[0].kind for part in each.all() if part.kind == "AggregateExpression"}
-    sides = [_columns(child) for child in children(of)] if node.kind == "Join" else []
+    functions = {as_written(each): each.children[0].kind for each in aggregate_functions(node)}
+    sides = columns_of_sides(of) if node.kind == "Join" else []
     text = f"{node.kind} by {keys}: {list(functions)} {sides} {node.fields.get('groupingAttributesLen')}"
     counts = (len(keys), *map(len, sides), node.fields.get("groupingAttributesLen"))
     return _OptimizedOperator(text, (node.kind, *map(str, counts), *functions.values()))
-
-
-def _columns(plan: Any) -> list[str]:
-    output = plan.output()
-    columns = (output.apply(number) for number in range(output.size()))
-    return [f"{column.name()} {column.dataType().catalogString()}" for column in columns]

@@ -20,18 +20,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import StructType
 
 from dagster_checkpoints.spark.query.channel_sources import ENDED, INPUT_OPTION, RECORDS, WATERMARKS
-from dagster_checkpoints.spark.query.plan_nodes import nodes
-from dagster_checkpoints.spark.query.plan_text import (
-    Node,
-    as_written,
-    column_origins,
-    is_streaming,
-    parse,
-    traced,
-    type_text,
-)
+from dagster_checkpoints.spark.query.optimized_state import aggregate_functions, kept_in_state
+from dagster_checkpoints.spark.query.plan_nodes import analyzed, nodes
+from dagster_checkpoints.spark.query.plan_text import Node, as_written, column_origins, traced, type_text
 from dagster_checkpoints.spark.query.plans import QueryPlan
-from dagster_checkpoints.state import ENCODED_AS_AVRO
+from dagster_checkpoints.spark.query.stateful_nodes import PROCESSOR, stateful_nodes
+from dagster_checkpoints.state import ENCODED_AS_AVRO, IN_STATE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -41,7 +35,6 @@ _SOURCES = frozenset({"StreamingRelation", "StreamingRelationV2"})
 _IDENTIFYING = ("path", "subscribe", "subscribepattern", "assign", "topic", "topics", "stream", "streamname", "table", "dbtable")
 _CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
 _WATERMARK_OF = "watermark of input "
-_PROCESSOR = "TransformWithStateInPySpark"
 _ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 
 
@@ -68,15 +61,22 @@ def describe(plan: QueryPlan) -> PlanDescription:
     stages = list(plan.outputs)
     if not plan.streaming:
         return PlanDescription(dict.fromkeys(stages, ()), ())
-    sources = tuple(_source(node) for node in nodes(_analyzed(plan.frame)) if node.nodeName() in _SOURCES)
+    sources = tuple(_source(node) for node in nodes(analyzed(plan.frame)) if node.nodeName() in _SOURCES)
     if not _operators(plan.frame):
         return PlanDescription(dict.fromkeys(stages, ()), sources)
     operators: dict[str, tuple[str, ...]] = {}
     before: list[str] = []
+    stage_of: list[str] = []
+    """By operator in `before`, the stage that has added it."""
     for stage, frame in plan.outputs.items():
         after = _operators(frame)
-        operators[stage] = tuple(_added(before, after))
+        start = _position(before, after)
+        operators[stage] = tuple(after if start is None else [*after[:start], *after[start + len(before) :]])
+        stage_of = (
+            [stage] * len(after) if start is None else [stage] * start + stage_of + [stage] * (len(after) - start - len(before))
+        )
         before = after
+    operators |= _with_kept(operators, stage_of, _kept(plan.frame))
     if plan.output_mode != "append":
         operators[stages[-1]] += (f"output mode {plan.output_mode}",)
     return PlanDescription(operators, sources)
@@ -101,16 +101,36 @@ def ended_source(stage: str) -> str:
     return f"ended source {stage!r}"
 
 
-def _analyzed(frame: DataFrame) -> Any:
-    return frame._jdf.queryExecution().analyzed()
+def _position(before: Sequence[str], after: Sequence[str]) -> int | None:
+    """Where the operators of a stage's input, which stay together, are among those of its output; None if they are not there."""
+    starts = range(len(after) - len(before) + 1)
+    return next((start for start in starts if after[start : start + len(before)] == before), None)
 
 
-def _added(before: Sequence[str], after: Sequence[str]) -> Sequence[str]:
-    """The operators that a stage adds to those of its input, which stay together at any position of the list."""
-    for start in range(len(after) - len(before) + 1):
-        if after[start : start + len(before)] == before:
-            return [*after[:start], *after[start + len(before) :]]
-    return after
+def _kept(frame: DataFrame) -> list[str] | None:
+    """By operator, what the optimizer leaves in its state; None if that is not known."""
+    with contextlib.suppress(Exception):  # of the optimizer, or of a plan that cannot be written as JSON
+        return kept_in_state(frame)
+    return None
+
+
+def _with_kept(
+    operators: Mapping[str, Sequence[str]], stage_of: Sequence[str], kept: Sequence[str] | None
+) -> dict[str, tuple[str, ...]]:
+    """The operators by stage, with what is in their state.
+
+    Args:
+        operators: by stage, the operators that it adds.
+        stage_of: by operator of the whole query, from the input to the output, the stage that adds it.
+        kept: by the same operators, what is in their state; None if that is not known.
+    """
+    if kept is None or len(kept) != len(stage_of):
+        return {}
+    texts: dict[str, list[str]] = {stage: [] for stage in stage_of}
+    for stage, text in zip(stage_of, kept, strict=True):
+        number = len(texts[stage])
+        texts[stage].append(operators[stage][number] + (f"{IN_STATE}{text}" if text else ""))
+    return {stage: tuple(found) for stage, found in texts.items()}
 
 
 # Sources
@@ -155,25 +175,11 @@ def _operators(frame: DataFrame) -> list[str]:
     wanted = stateful_nodes(frame)
     if not wanted:
         return []
-    objects = list(nodes(_analyzed(frame)))  # in the order of the JSON
+    objects = list(nodes(analyzed(frame)))  # in the order of the JSON
     encoded = ENCODED_AS_AVRO if str(frame.sparkSession.conf.get(_ENCODING)).lower() == "avro" else ""
     return [
-        _operator(node, objects) + (encoded if node.kind == _PROCESSOR else "") + _watermarks(node, objects) for node in wanted
+        _operator(node, objects) + (encoded if node.kind == PROCESSOR else "") + _watermarks(node, objects) for node in wanted
     ]
-
-
-def stateful_nodes(frame: DataFrame) -> list[Node]:
-    """The stateful operators of a streaming plan, from the input to the output."""
-    return stateful_nodes_of(parse(_analyzed(frame).toJSON()))
-
-
-def stateful_nodes_of(plan: Node) -> list[Node]:
-    """The stateful operators of a plan of a streaming DataFrame, from the input to the output."""
-    return [node for node in plan.bottom_up() if _is_stateful_join(node) or (node.kind in _KINDS and is_streaming(node))]
-
-
-def _is_stateful_join(node: Node) -> bool:
-    return node.kind == "Join" and all(is_streaming(child) for child in node.children)
 
 
 def _watermarks(node: Node, objects: Sequence[Any]) -> str:
@@ -187,9 +193,7 @@ def _watermark(node: Any) -> str:
 
 
 def _aggregation(node: Node, _: Any) -> str:
-    functions: list[str] = []
-    for each in node.expressions("aggregateExpressions"):
-        functions += [as_written(part) for part in each.all() if part.kind == "AggregateExpression"]
+    functions = [as_written(each) for each in aggregate_functions(node)]
     keys = [traced(key, node.children) for key in node.expressions("groupingExpressions")]
     return f"aggregate by {', '.join(keys) or 'nothing'}: {', '.join(functions) or 'no function'}"
 
@@ -244,7 +248,7 @@ _KINDS = {
     "Intersect": _distinct,
     "GlobalLimit": _limit,
     "FlatMapGroupsInPandasWithState": _groups_with_state,
-    _PROCESSOR: _transform_with_state,
+    PROCESSOR: _transform_with_state,
 }
 
 
