@@ -196,6 +196,9 @@ class AttemptPlans:
             results.append((part.stages[-1], separate.frame))
         self.schemas.clear()
         self.schemas.update(known)
+        different = differing_state(plan.outputs, results)
+        if different:
+            raise QueriesStayApart(chain.name, different)
         as_parts = PlanDescription(operators, described.sources)
         try:
             check_restored_plan(
@@ -203,9 +206,6 @@ class AttemptPlans:
             )
         except RestoreError as changed:
             raise QueriesStayApart(chain.name, str(changed)) from changed
-        different = differing_state(plan.outputs, results)
-        if different:
-            raise QueriesStayApart(chain.name, different)
 
     def _snapshot(self, chain: Chain, index: int) -> TaskSnapshot | None:
         """The snapshot that a task is restored from; None without one."""
