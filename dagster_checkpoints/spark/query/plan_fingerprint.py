@@ -71,10 +71,11 @@ def describe(plan: QueryPlan) -> PlanDescription:
     for stage, frame in plan.outputs.items():
         after = _operators(frame)
         start = _position(before, after)
-        operators[stage] = tuple(after if start is None else [*after[:start], *after[start + len(before) :]])
-        stage_of = (
-            [stage] * len(after) if start is None else [stage] * start + stage_of + [stage] * (len(after) - start - len(before))
-        )
+        if start is None:  # all operators count as the stage's own
+            start, before, stage_of = 0, [], []
+        end = start + len(before)
+        operators[stage] = (*after[:start], *after[end:])
+        stage_of = [*[stage] * start, *stage_of, *[stage] * (len(after) - end)]
         before = after
     operators |= _with_kept(operators, stage_of, _kept(plan.frame))
     if plan.output_mode != "append":
