@@ -438,7 +438,7 @@ def run_page(page: Path, **names: Any) -> dict[str, Any]:
 def test_pages_with_python_are_run() -> None:
     assert {page for page in PAGES if blocks(page, "python")} <= set(RUNS_THESE)
     folders = [REPOSITORY / "tests/sinks", REPOSITORY / "tests/sources"]
-    tests = [file.read_text(encoding="utf-8") for folder in folders for file in folder.glob("*.py")]
+    tests = [file.read_text(encoding="utf-8") for folder in folders for file in folder.rglob("*.py")]
     assert [name(page) for page in (*SINKS, *SOURCES) if not any(f'"{name(page)}"' in text for text in tests)] == []
 
 

@@ -18,25 +18,25 @@ from dagster_checkpoints.spark.job.events import CheckpointDone, StageFinished
 PAGE = Path(__file__).parents[2] / "docs/sources.md"
 SHOWN_BY = {
     "files": ("test_files_of_each_format_are_read_once", "test_unbounded_sources_continue_and_end"),
-    "files on S3A": ("test_remote_work_directory.py::test_a_pipeline_on_s3a_is_exact_after_a_kill",),
+    "files on S3A": ("servers/test_remote_work_directory.py::test_a_pipeline_on_s3a_is_exact_after_a_kill",),
     "`rate`, `rate-micro-batch`": (
         "test_unbounded_sources_continue_and_end",
         "test_source_checks.py::test_rows_that_have_no_end_are_refused_in_a_bounded_source",
     ),
     "Kafka": (
-        "test_kafka_source.py::test_a_live_topic_through_failures_of_the_job_and_of_the_broker",
-        "test_kafka_source.py::test_rows_that_retention_has_deleted_are_missed_by_name",
-        "test_kafka_source.py::test_a_topic_is_read_to_an_end",
+        "servers/test_kafka_source.py::test_a_live_topic_through_failures_of_the_job_and_of_the_broker",
+        "servers/test_kafka_source.py::test_rows_that_retention_has_deleted_are_missed_by_name",
+        "servers/test_kafka_source.py::test_a_topic_is_read_to_an_end",
     ),
     "`@split_source`": (
         "test_split_sources.py::test_splits_are_read_once_through_a_failure_with_an_instance_that_has_finished",
-        "test_killed_sources.py::test_a_killed_run_continues_with_the_next_split",
+        "processes/test_killed_sources.py::test_a_killed_run_continues_with_the_next_split",
     ),
-    "`read_sql_table`": ("test_killed_sources.py::test_a_killed_run_continues_with_the_next_split",),
+    "`read_sql_table`": ("processes/test_killed_sources.py::test_a_killed_run_continues_with_the_next_split",),
     "`read_delta_table`": (
         "test_delta_source.py::test_rows_arrive_once_through_a_restore_and_rewrites",
         "test_delta_source.py::test_what_has_changed_or_gone_is_refused_by_name",
-        "test_killed_sources.py::test_a_killed_run_continues_with_the_next_split",
+        "processes/test_killed_sources.py::test_a_killed_run_continues_with_the_next_split",
     ),
     "`read_iceberg_table`": ("test_iceberg_source.py::test_rows_of_a_sink_and_of_another_program_arrive_once",),
     "a batch DataFrame": ("test_a_batch_dataframe_is_one_micro_batch",),

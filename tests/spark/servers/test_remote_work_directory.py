@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,21 +18,13 @@ from dagster_checkpoints.spark.job.events import CheckpointDone, JobRestarting, 
 from dagster_checkpoints.spark.session.java import find_java_home
 from dagster_checkpoints.spark.session.work_directory import RemoteDirectory, WorkDirectoryError
 from resources.embedded_s3 import EmbeddedS3
+from tests.spark.processes import test_crash_processes as crash
+from tests.spark.servers import hdfs as servers
+from tests.spark.servers import jars
 
 DEADLINE = 150.0
 
 
-def _module(name: str) -> Any:
-    path = Path(__file__).parent / name
-    spec = importlib.util.spec_from_file_location(f"remote_work_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-jars, servers, crash = _module("servers/jars.py"), _module("servers/hdfs.py"), _module("test_crash_processes.py")
 start = crash.start  # the fixture
 
 

@@ -26,7 +26,7 @@ from dagster_checkpoints.storage import PipelineOwned
 from tests.spark.numbered_feed import numbered_rows
 from tests.spark.replayed_traces import check_replayed_traces
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RUNNER = Path(__file__).with_name("crash_runner.py")
 DEADLINE = 240.0
 ROWS = "k string, ts timestamp, v long"

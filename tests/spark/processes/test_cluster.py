@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import importlib.util
 import os
 import re
 import shutil
@@ -24,24 +23,14 @@ import pytest
 from bench.free_ports import free_port
 from dagster_checkpoints.spark.session.work_directory import RemoteDirectory
 from resources.embedded_s3 import EmbeddedS3
+from tests.spark.processes import test_crash_processes as crash
+from tests.spark.servers import hdfs as servers
+from tests.spark.servers import jars
 
 DEADLINE = 120.0
 AHEAD = 60  # seconds
 
-
-def _module(name: str) -> Any:
-    path = Path(__file__).parent / name
-    spec = importlib.util.spec_from_file_location(f"cluster_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-crash = _module("test_crash_processes.py")  # the children and their pipeline are those of the crash tests
-start = crash.start  # the fixture
-jars, servers = _module("servers/jars.py"), _module("servers/hdfs.py")
+start = crash.start  # the fixture: the children and their pipeline are those of the crash tests
 
 
 @dataclass(frozen=True)
@@ -87,7 +76,7 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def clock_library(folder: Path) -> Path:
     """Compile the library that gives a process a clock of its own."""
     library = folder / "shifted_clock.so"
-    source = Path(__file__).parent / "servers/shifted_clock.c"
+    source = Path(jars.__file__).with_name("shifted_clock.c")
     command = ["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"]
     compiled = subprocess.run(command, capture_output=True, text=True)
     assert compiled.returncode == 0, compiled.stderr

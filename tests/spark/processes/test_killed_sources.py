@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -23,25 +22,16 @@ from deltalake import DeltaTable, write_deltalake
 
 from dagster_checkpoints.spark.session.java import find_java_home
 from resources.embedded_s3 import EmbeddedS3
+from tests.spark.servers import jars
 
 pytestmark = pytest.mark.skipif(pyspark.__version__ < "4.2", reason="read_sql_table needs Spark 4.2")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RUNNER = Path(__file__).with_name("sources_runner.py")
 DEADLINE = 240.0
 ROWS = 3000
 SPLITS = 15
 COMMITS = 15
 DAYS = 40
-
-
-def _jars() -> Any:
-    path = Path(__file__).parent / "servers/jars.py"
-    spec = importlib.util.spec_from_file_location("jars_of_killed_sources", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 class Lake:
@@ -114,8 +104,7 @@ def visible(table: Path) -> list[dict[str, Any]]:
 def test_a_killed_run_continues_with_the_next_split(tmp_path: Path) -> None:
     with ExitStack() as servers:
         try:
-            module = _jars()
-            needed = module.fetched(module.S3A, f"{find_java_home()}/bin/java")
+            needed = jars.fetched(jars.S3A, f"{find_java_home()}/bin/java")
             lake = Lake(tmp_path / "lake", servers.enter_context(EmbeddedS3()), needed)
         except pytest.skip.Exception:
             lake = Lake(tmp_path / "lake", None, [])

@@ -12,7 +12,7 @@ from typing import Any
 
 from dagster_checkpoints.sinks import SinkPathInUse
 from dagster_checkpoints.spark.job.events import JobStarted
-from tests.spark.fork_runner import ROWS, in_hours, pipeline
+from tests.spark.processes.fork_runner import ROWS, in_hours, pipeline
 
 RUNNER = Path(__file__).with_name("fork_runner.py")
 PER_FILE = 40
@@ -34,7 +34,7 @@ def test_a_second_pipeline_runs_beside_the_first_from_its_savepoint(lab: Any) ->
     more()
     savepoint = blue.done("savepoint", name="for-green").url
 
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYSPARK_PYTHON": sys.executable}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "PYSPARK_PYTHON": sys.executable}
     with (lab.folder / "green.log").open("w") as log:
         command = [sys.executable, str(RUNNER), str(lab.folder), savepoint]
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)

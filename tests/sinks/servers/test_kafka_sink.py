@@ -554,7 +554,7 @@ def test_an_older_restore_that_may_write_again_is_remembered(kafka: KafkaBroker,
 
 
 def test_the_page_of_the_documentation() -> None:
-    page = (Path(__file__).parents[2] / "docs/sinks/kafka.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs/sinks/kafka.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {"__name__": "page"}
     exec(compile(code, "docs/sinks/kafka.md", "exec"), names)

@@ -53,7 +53,7 @@ for writes in range(100):
         break
     assert status == -signal.SIGKILL, status
 """
-STATE_PAGE = Path(__file__).parents[2] / "docs/state.md"
+STATE_PAGE = Path(__file__).parents[3] / "docs/state.md"
 
 
 class Numbered(Stage):
@@ -80,7 +80,7 @@ class Numbered(Stage):
 def check_a_kill_at_each_write(location: str, target: Path, **changes: Any) -> list[Path]:
     """A process that corrects a savepoint is killed in front of each of its writes. Returns the directories that it has left."""
     program = KILLED_AT_EACH_WRITE.replace("CHANGES", repr(changes))
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     run = subprocess.run(
         [sys.executable, "-c", program, location, str(target)], env=environment, capture_output=True, text=True, timeout=120
     )

@@ -26,7 +26,7 @@ from dagster_checkpoints.spark.errors import SourceRowsLostError
 from dagster_checkpoints.spark.job.events import CheckpointDone
 from dagster_checkpoints.spark.query.kafka_lag import rows_behind
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RUNNER = Path(__file__).with_name("kafka_runner.py")
 DEADLINE = 240.0
 

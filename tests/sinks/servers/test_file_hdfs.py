@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import io
 import os
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,26 +22,18 @@ from dagster_checkpoints.sinks.files.hdfs_files import HdfsFiles, HdfsOwnerFile
 from dagster_checkpoints.spark.session.java import find_java_home
 from dagster_checkpoints.testing import SinkConformance
 from tests.sinks.staged_files import opened, staged
+from tests.spark.servers import jars
+from tests.spark.servers.hdfs import running_hdfs
 
 WEB = "HDFS_OF_THE_TESTS"
-
-
-def _module(name: str) -> Any:
-    path = Path(__file__).parents[1] / "spark/servers" / name
-    spec = importlib.util.spec_from_file_location(f"file_sink_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module", autouse=True)
 def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The servers; the environment leads to them, also in the processes that the suite kills."""
-    java, jars = f"{find_java_home()}/bin/java", _module("jars.py")
+    java = f"{find_java_home()}/bin/java"
     found = jars.fetched(jars.HDFS, java)
-    servers = _module("hdfs.py").running_hdfs(tmp_path_factory.mktemp("hdfs"), java, found)
+    servers = running_hdfs(tmp_path_factory.mktemp("hdfs"), java, found)
     with servers as running, pytest.MonkeyPatch.context() as patch:
         patch.setenv(WEB, running.web)
         yield running
