@@ -161,6 +161,7 @@ _WITHOUT_STATE = frozenset(
         "EventTimeWatermark",
         "Filter",
         "Generate",
+        "LogicalRDD",
         "MapInArrow",
         "MapInPandas",
         "Project",
