@@ -26,9 +26,9 @@ def opaque(*branches: DataFrame) -> DataFrame:
         branches: The streams; the first one decides the columns' metadata, such as the watermark.
     """
     frame = branches[0]
-    for other in (*branches[1:], _without_rows(branches[-1])):
+    for other in branches[1:]:
         frame = frame.unionByName(other)
-    return frame.where(F.spark_partition_id() >= 0)
+    return frame.union(_without_rows(branches[0])).where(F.spark_partition_id() >= 0)
 
 
 def opaque_condition(condition: Column) -> Column:
