@@ -12,7 +12,7 @@ from pyspark.errors import AnalysisException
 from bench.environment import NO_PERIODIC
 from bench.stream_programs.arrivals import SIDES, write_rows
 from bench.stream_programs.program import COLUMNS, Input, Program, below, frame_of
-from bench.stream_programs.queries import LATENESS, Refused, is_refusal, rows_of
+from bench.stream_programs.queries import LATENESS, Refused, configure, is_refusal, rows_of
 from bench.stream_programs.random_programs import Case
 from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
 from dagster_checkpoints.pipeline import Pipeline, StageContext, StageInput, bounded_source, stage
@@ -20,7 +20,6 @@ from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.job.job_execution import JobExecution
 from dagster_checkpoints.spark.job.job_options import JobOptions
-from dagster_checkpoints.spark.session.spark_session import ROCKSDB
 from dagster_checkpoints.storage import CheckpointStorage, open_store
 
 if TYPE_CHECKING:
@@ -35,8 +34,7 @@ def job_rows(spark: SparkSession, case: Case, folder: Path) -> list[tuple[Any, .
     Raises:
         Refused: The program does not run as a stream.
     """
-    spark.conf.set("spark.sql.shuffle.partitions", case.partitions)
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+    configure(spark, case, rocksdb=True)
     instances = _INSTANCES if "instances" in case.layout else _INSTANCES[:1]
     for side in SIDES:
         for number, arrival in enumerate(case.arrivals):

@@ -20,7 +20,9 @@ _FILTERS = (
 )  # fmt: skip
 _SELECTS = (("k", "v + 1"), ("k", "v * 3 % 11"), ("k % 2", "v"), ("k", "k + v"), ("coalesce(k, 9)", "coalesce(v, 7)"))
 _FURTHER = ("v <= rv", "v % 2 = rv % 2", "v = rv", "v > 1", "rv > 1", "rv IS NOT NULL")
-_HOWS = ("inner", "inner", "left", "right", "full", "left_semi", "left_anti")
+_HOWS = ("inner", "inner", "inner", "left", "left", "right", "right", "full", "full", "left_semi", "left_semi", "left_anti")
+_BOUNDED = ("times", "key and times", "key and range", "key and later", "windows", "key and windows")
+"""The conditions under which Spark knows when a row has no more matching rows: an outer join needs that."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Case:
         restarts: The numbers of micro-batches after which the query stops and starts again.
         ends_early: Whether the end of an input is known as soon as it has no more rows.
         rocksdb: Whether RocksDB holds the state of a query; a job's is always there.
+        compiled: Whether Spark compiles whole stages of a plan.
     """
 
     seed: int
@@ -51,6 +54,7 @@ class Case:
     restarts: frozenset[int]
     ends_early: bool
     rocksdb: bool
+    compiled: bool
 
     def __str__(self) -> str:
         rows = "\n".join(
@@ -76,7 +80,8 @@ def random_case(seed: int, *, jobs: bool = True) -> Case:
         jobs: Whether the case may run as a whole job; otherwise it is always a single query.
     """
     chance = random.Random(seed)
-    program = random_program(chance)
+    event_time = chance.random() > 0.1
+    program = random_program(chance, event_time)
     pattern, arrivals = random_arrivals(chance)
     layout, job_layout = chance.choice(LAYOUTS), chance.choice(JOB_LAYOUTS)
     is_job = chance.randrange(JOBS_ONE_IN) == 0
@@ -87,48 +92,61 @@ def random_case(seed: int, *, jobs: bool = True) -> Case:
         pattern=pattern,
         arrivals=arrivals,
         layout=job_layout if jobs and is_job else layout,
-        event_time=chance.random() > 0.1,
+        event_time=event_time,
         channels=chance.choice((1, 1, 2)),
         partitions=chance.choice((1, 1, 2)),
         restarts=restarts,
         ends_early=chance.random() < 0.4,
         rocksdb=chance.random() < 0.2,
+        compiled=chance.random() < 0.2,
     )
 
 
-def random_program(chance: random.Random) -> Program:
-    """A program that reads both inputs."""
-    program = _combined(chance, _branch(chance, Input("a")), _branch(chance, Input("b")))
-    program = _branch(chance, program, stateful=0.2)
-    if chance.random() < 0.25:
-        sides = [program, _branch(chance, Input(chance.choice("ab")), stateful=0.1)]
+def random_program(chance: random.Random, event_time: bool = True) -> Program:
+    """A program that reads both inputs.
+
+    Args:
+        chance: Random numbers.
+        event_time: Whether the inputs carry event time; without it few operators keep state that ends.
+    """
+    make = _Maker(chance, event_time)
+    program = make.combined(make.branch(Input("a")), make.branch(Input("b")))
+    program = make.branch(program, stateful=0.2)
+    if chance.random() < 0.2:
+        sides = [program, make.branch(Input(chance.choice("ab")), stateful=0.1)]
         chance.shuffle(sides)
-        program = _branch(chance, _combined(chance, *sides), stateful=0.15)
+        program = make.branch(make.combined(*sides), stateful=0.15)
     return program
 
 
-def _branch(chance: random.Random, program: Program, stateful: float = 0.3) -> Program:
-    """The program with up to two operators behind it, at most one of which keeps state."""
-    for _ in range(chance.choice((0, 0, 1, 1, 2))):
-        choice = chance.random()
-        if choice < 0.45:
-            program = Filter(program, chance.choice(_FILTERS))
-        elif choice < 0.9:
-            program = Select(program, *chance.choice(_SELECTS))
-        else:
-            program = Union(Filter(program, "v % 2 = 0"), Filter(program, "v % 2 <> 0 OR v IS NULL"))
-    if chance.random() < stateful:
-        if chance.random() < 0.65:
-            session = chance.random() < 0.2
-            program = Windows(program, chance.choice(("10 minutes", "10 minutes", "20 minutes")) if not session else "3 minutes",
-                              chance.random() < 0.6, session, chance.random() < 0.8)  # fmt: skip
-        else:
-            program = Distinct(program, chance.random() < 0.5)
-    return program
+class _Maker:
+    def __init__(self, chance: random.Random, event_time: bool) -> None:
+        self._chance = chance
+        self._event_time = event_time
 
+    def branch(self, program: Program, stateful: float = 0.3) -> Program:
+        """The program with up to two operators behind it, and perhaps one that keeps state."""
+        chance = self._chance
+        for _ in range(chance.choice((0, 0, 1, 1, 2))):
+            choice = chance.random()
+            if choice < 0.45:
+                program = Filter(program, chance.choice(_FILTERS))
+            elif choice < 0.95:
+                program = Select(program, *chance.choice(_SELECTS))
+            else:
+                program = Union(Filter(program, "v % 2 = 0"), Filter(program, "v % 2 <> 0 OR v IS NULL"))
+        if chance.random() >= stateful:
+            return program
+        if not self._event_time or chance.random() < 0.35:
+            return Distinct(program, chance.random() < 0.5)
+        session = chance.random() < 0.2
+        size = "3 minutes" if session else chance.choice(("10 minutes", "10 minutes", "20 minutes"))
+        return Windows(program, size, by_key=chance.random() < 0.6, session=session, kept=chance.random() < 0.8)
 
-def _combined(chance: random.Random, left: Program, right: Program) -> Program:
-    if chance.random() < 0.25:
-        return Union(left, right)
-    also = chance.choice(_FURTHER) if chance.random() < 0.3 else ""
-    return Join(left, right, chance.choice(_HOWS), chance.choice(list(CONDITIONS)), also)
+    def combined(self, left: Program, right: Program) -> Program:
+        chance = self._chance
+        if chance.random() < 0.25:
+            return Union(left, right)
+        how = chance.choice(_HOWS) if self._event_time else "inner"
+        names = list(CONDITIONS) if how in ("inner", "left_semi") else _BOUNDED
+        return Join(left, right, how, chance.choice(names), chance.choice(_FURTHER) if chance.random() < 0.3 else "")

@@ -63,12 +63,11 @@ def run_case(spark: SparkSession, case: Case) -> Outcome:
     """Run a case, and compare its rows with the batch result."""
     with tempfile.TemporaryDirectory(prefix="stream-programs-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        expected = batch_rows(spark, case, folder)
-        outcome = _compared(spark, case, _fresh(folder, case.layout), expected, case.layout)
+        outcome = _compared(spark, case, _fresh(folder, case.layout), case.layout)
         if outcome.wrong:
-            plain = _compared(spark, case, _fresh(folder, "plain"), expected, "plain")
+            plain = _compared(spark, case, _fresh(folder, "plain"), "plain")
             if plain.wrong:
-                return Outcome("Spark's own", f"{outcome.text}\nSpark alone: {plain.text}", len(expected))
+                return Outcome("Spark's own", f"{outcome.text}\nSpark alone: {plain.text}", outcome.rows)
         return outcome
 
 
@@ -78,13 +77,14 @@ def _fresh(folder: Path, name: str) -> Path:
     return path
 
 
-def _compared(spark: SparkSession, case: Case, folder: Path, expected: Rows, layout: str) -> Outcome:
+def _compared(spark: SparkSession, case: Case, folder: Path, layout: str) -> Outcome:
     try:
         found = _rows(spark, case, folder, layout)
     except Refused as refusal:
         return Outcome("refused", str(refusal))
     except Exception as error:
-        return Outcome("failed", "".join(traceback.format_exception_only(error))[:4000], len(expected))
+        return Outcome("failed", "".join(traceback.format_exception_only(error))[:4000])
+    expected = batch_rows(spark, case, folder)
     wanted, got = Counter(expected), Counter(found)
     if wanted == got:
         return Outcome("equal", rows=len(expected))
