@@ -158,19 +158,28 @@ def frame_of(program: Program, inputs: Mapping[str, DataFrame]) -> DataFrame:
 def _joined(join: Join, left: DataFrame, right: DataFrame) -> DataFrame:
     right = right.select(F.col("k").alias("rk"), F.col("ts").alias("rts"), F.col("v").alias("rv"))
     condition = f"{CONDITIONS[join.on]} AND {join.also}" if join.also else CONDITIONS[join.on]
-    if "windows" in join.on:
-        left = left.withColumn("w", F.window("ts", "10 minutes"))
-        right = right.withColumn("rw", F.window("rts", "10 minutes"))
+    event_times = "ts", "rts"
+    if "windows" in join.on:  # the windows are the event time: Spark allows one such column on each side
+        event_times = "w", "rw"
+        left = left.select("k", _plain("ts"), "v", F.window("ts", "10 minutes").alias("w"))
+        right = right.select("rk", _plain("rts"), "rv", F.window("rts", "10 minutes").alias("rw"))
     joined = left.join(right, F.expr(condition), join.how)
+    of_left, of_right = (F.window_time(each) if "w" in each else F.col(each) for each in event_times)
     if join.how in ("left_semi", "left_anti"):
-        return joined.select("k", "ts", "v")
-    times = {"right": F.col("rts"), "full": F.coalesce("ts", "rts")}.get(join.how, F.col("ts"))
-    return joined.select(F.coalesce("k", "rk").alias("k"), times.alias("ts"), _mixed("v", "rv").alias("v"))
+        return joined.select("k", of_left.alias("ts"), "v")
+    times = {"right": of_right, "full": F.coalesce(of_left, of_right)}.get(join.how, of_left)
+    seconds = (F.coalesce(F.unix_seconds(each), F.lit(-1)) for each in ("ts", "rts"))
+    return joined.select(F.coalesce("k", "rk").alias("k"), times.alias("ts"), _mixed(F.col("v"), F.col("rv"), *seconds).alias("v"))
 
 
-def _mixed(*columns: str) -> Column:
+def _plain(column: str) -> Column:
+    """The same time, without a watermark."""
+    return F.timestamp_micros(F.unix_micros(column)).alias(column)
+
+
+def _mixed(*columns: Column) -> Column:
     """A number that tells which of the values are null, and mixes the others."""
-    return reduce(lambda sum, column: sum * 31 + F.coalesce(F.col(column) * 2, F.lit(-1)), columns, F.lit(0)) % 100_003
+    return reduce(lambda sum, column: sum * 31 + F.coalesce(column * 2, F.lit(-1)) % 100_003, columns, F.lit(0)) % 100_003
 
 
 def _windows(windows: Windows, frame: DataFrame) -> DataFrame:
