@@ -81,9 +81,12 @@ def _pipeline(spark: SparkSession, case: Case, folder: Path) -> Pipeline:
 
     first, rest = _divided(case.program) if "stages" in case.layout else (case.program, None)
     inputs = dict.fromkeys(SIDES, StageInput(fuse=True)) if "fused" in case.layout else {}
+    of_reader: dict[str, Any] = {}
+    if case.layout.endswith("of each stage"):
+        inputs, of_reader = dict.fromkeys(SIDES, StageInput(key="k")), {"instances": list(_INSTANCES)}
     sink = ParquetSink(folder / "result")
 
-    @stage(name="first" if rest else "result", inputs=inputs, **({} if rest else {"sink": sink}))
+    @stage(name="first" if rest else "result", inputs=inputs, **of_reader, **({} if rest else {"sink": sink}))
     def of_both(a: DataFrame, b: DataFrame) -> DataFrame:
         return frame_of(first, {"a": a, "b": b})
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column
 
 COLUMNS = "k bigint, ts timestamp, v bigint"
 
@@ -107,7 +108,14 @@ class Distinct:
     whole: bool
 
 
-Program = Input | Filter | Select | Union | Join | Windows | Distinct
+@dataclass(frozen=True)
+class Several:
+    """The results of several programs, told apart by the remainder of `v`."""
+
+    of: tuple[Program, ...]
+
+
+Program = Input | Filter | Select | Union | Join | Windows | Distinct | Several
 
 
 def below(program: Program) -> tuple[Program, ...]:
@@ -117,6 +125,8 @@ def below(program: Program) -> tuple[Program, ...]:
             return ()
         case Union(left, right) | Join(left, right):
             return left, right
+        case Several(several):
+            return several
         case _:
             return (program.of,)
 
@@ -144,6 +154,12 @@ def frame_of(program: Program, inputs: Mapping[str, DataFrame]) -> DataFrame:
             return frame_of(of, inputs).selectExpr(f"{k} AS k", "ts", f"{v} AS v")
         case Union(left, right):
             return frame_of(left, inputs).unionByName(frame_of(right, inputs))
+        case Several(several):
+            frames = [frame_of(each, inputs) for each in several]
+            marked = [
+                frame.select("k", "ts", (F.col("v") * len(several) + number).alias("v")) for number, frame in enumerate(frames)
+            ]
+            return reduce(DataFrame.unionByName, marked)
         case Join():
             return _joined(program, frame_of(program.left, inputs), frame_of(program.right, inputs))
         case Windows():
@@ -169,7 +185,9 @@ def _joined(join: Join, left: DataFrame, right: DataFrame) -> DataFrame:
         return joined.select("k", of_left.alias("ts"), "v")
     times = {"right": of_right, "full": F.coalesce(of_left, of_right)}.get(join.how, of_left)
     seconds = (F.coalesce(F.unix_seconds(each), F.lit(-1)) for each in ("ts", "rts"))
-    return joined.select(F.coalesce("k", "rk").alias("k"), times.alias("ts"), _mixed(F.col("v"), F.col("rv"), *seconds).alias("v"))
+    return joined.select(
+        F.coalesce("k", "rk").alias("k"), times.alias("ts"), _mixed(F.col("v"), F.col("rv"), *seconds).alias("v")
+    )
 
 
 def _plain(column: str) -> Column:

@@ -32,7 +32,7 @@ from dagster_checkpoints.spark.query.fused_plans import (
     positions,
     watermark_nodes,
 )
-from dagster_checkpoints.spark.query.join_checks import check_joins
+from dagster_checkpoints.spark.query.join_checks import check_join_keys, check_joins
 from dagster_checkpoints.spark.query.operators import keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import StreamSet, analyzed, children, stream_name, streams
 from dagster_checkpoints.spark.query.source_checks import check_source
@@ -133,6 +133,7 @@ def build_plan(
         _check_output_event_time(pipeline, call, frame)
         if streaming:
             _check_supported(pipeline, call, frame, position)
+            check_join_keys(call, frame)
             stateful = (call.stage.name,) * (keeping_state(analyzed(frame)) - len(stateful)) + stateful
         if stand_ins is not None and not arguments:
             frame = fused[call.stage.name] = fused_source(call.stage.name, frame)
