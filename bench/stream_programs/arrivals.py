@@ -6,6 +6,7 @@ import datetime as dt
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -19,8 +20,8 @@ START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.int64())])
 SIDES = ("a", "b")
 PATTERNS = ("both", "one empty", "alternating", "one after the other", "any")
-"""What arrives in a micro-batch: rows of both inputs; all rows of one input in one batch, with the other's in many; rows of one input,
-then of the other one; all of one input before the other's first; anything."""
+"""What arrives in a micro-batch: rows of both inputs; all rows of one input in the first one; rows of one input, then of the
+other one; all of one input, in several ones, before the other's first; anything."""
 
 Row = tuple[int | None, dt.datetime, int | None]
 
@@ -71,7 +72,7 @@ def _cuts(chance: random.Random, rows: Sequence[Row], count: int, *, may_be_empt
     count_of_cuts = min(count - 1, len(places))
     cuts = sorted(chance.choices(places, k=count - 1) if may_be_empty else chance.sample(places, count_of_cuts))
     ends = [0, *cuts, len(rows)]
-    pieces: list[Sequence[Row]] = [rows[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
+    pieces: list[Sequence[Row]] = [rows[begin:end] for begin, end in pairwise(ends)]
     return pieces + [()] * (count - len(pieces))
 
 

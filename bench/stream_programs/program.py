@@ -1,8 +1,8 @@
 """A program over the inputs `a` and `b`: a tree of operators, and the DataFrame that it makes of two DataFrames.
 
-Every operator returns the columns `k` (long), `ts` (timestamp, the event time) and `v` (long), so that all operators fit together.
-Every operator is a function of its input's rows as a multiset: so a batch computation has the same result. Must not know how a program
-is run.
+Every operator returns the columns `k` (long), `ts` (timestamp, the event time) and `v` (long), so that all operators fit
+together. Every operator is a function of its input's rows as a multiset: so a batch computation has the same result. Must not
+know how a program is run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A case as one Spark query over the inputs that a stage gets: of channels, of fused sources, or of what stands in for ended ones.
+"""A case as one Spark query over the inputs that a stage gets: channels, fused sources, or what stands in for ended ones.
 
 The plan is the runtime's own (`plans.build_plan`, `stage_inputs`, `fused_plans`); this module plays the task: it opens the gate,
 tells the watermark, and ends the inputs. `plain` is the same in Spark alone, to tell a fault of Spark from one of this project.

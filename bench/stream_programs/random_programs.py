@@ -62,8 +62,9 @@ class Case:
             for number, arrival in enumerate(self.arrivals)
         )
         return (
-            f"seed {self.seed}: {self.layout}, rows arrive {self.pattern!r}, event time {self.event_time}, {self.channels} channels, "
-            f"{self.partitions} partitions, restarts after {sorted(self.restarts)}, ends early {self.ends_early}\n"
+            f"seed {self.seed}: {self.layout}, rows arrive {self.pattern!r}, event time {self.event_time}, "
+            f"{self.channels} channels, {self.partitions} partitions, "
+            f"restarts after {sorted(self.restarts)}, ends early {self.ends_early}\n"
             f"  {self.program}\n{rows}"
         )
 

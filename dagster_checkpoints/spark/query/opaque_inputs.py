@@ -1,9 +1,9 @@
 """Hides what a stage reads from Spark's optimizer: no rule may conclude anything from an input of a stage.
 
-The optimizer works on each micro-batch anew, and what it finds below an input changes from batch to batch: a source without new rows
-is an empty relation, and a watermark's row is dropped by a filter. From these it would derive filters for the other side of a join,
-leave out a branch of a union, push a join through a union, or move it because a side seems small. Rows would be lost, or the query
-would have other stateful operators than in the batch before. Must not know stages or channels.
+The optimizer works on each micro-batch anew, and what it finds below an input changes from batch to batch: a source without new
+rows is an empty relation, and a watermark's row is dropped by a filter. From these it would derive filters for the other side of
+a join, leave out a branch of a union, push a join through a union, or move it because a side seems small. Rows would be lost, or
+the query would have other stateful operators than in the batch before. Must not know stages or channels.
 
 Source: Spark's `InferFiltersFromConstraints`, `PropagateEmptyRelation`, `PushDownLeftSemiAntiJoin` and `EliminateLimits`.
 """
@@ -19,8 +19,8 @@ from pyspark.sql import functions as F
 def opaque(*branches: DataFrame) -> DataFrame:
     """The rows of some streams with the same columns, as one stream through which the optimizer does not look.
 
-    One more branch, which has no rows and no partitions, is neither empty nor small to the optimizer, in no micro-batch. The filter
-    drops nothing; since it is not deterministic, nothing is pushed below it.
+    One more branch has no rows and no partitions, which the optimizer does not know: so the stream is neither empty nor small in
+    any micro-batch. The filter drops nothing; since it is not deterministic, nothing is pushed below it.
 
     Args:
         branches: The streams; the first one decides the columns' metadata, such as the watermark.
@@ -32,7 +32,7 @@ def opaque(*branches: DataFrame) -> DataFrame:
 
 
 def opaque_condition(condition: Column) -> Column:
-    """The same condition as one expression that is not deterministic: neither it nor a part of it is pushed or holds elsewhere."""
+    """The same condition as one expression that is not deterministic: no part of it is pushed down or counts as a constraint."""
     return F.when(F.spark_partition_id() >= 0, condition)
 
 

@@ -34,7 +34,7 @@ from dagster_checkpoints.spark.query.fused_plans import (
 )
 from dagster_checkpoints.spark.query.join_checks import check_join_keys, check_joins
 from dagster_checkpoints.spark.query.operators import keeping_state
-from dagster_checkpoints.spark.query.plan_nodes import StreamSet, analyzed, children, stream_name, streams
+from dagster_checkpoints.spark.query.plan_nodes import ROWS_OF_NO_STREAM, StreamSet, analyzed, children, stream_name, streams
 from dagster_checkpoints.spark.query.source_checks import check_source
 from dagster_checkpoints.spark.query.spark_advice import advice_on_refused_plan
 from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
@@ -162,7 +162,7 @@ _WITHOUT_STATE = frozenset(
         "EventTimeWatermark",
         "Filter",
         "Generate",
-        "LogicalRDD",
+        ROWS_OF_NO_STREAM,
         "MapInArrow",
         "MapInPandas",
         "Project",

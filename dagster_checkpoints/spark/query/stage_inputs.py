@@ -1,9 +1,9 @@
 """The DataFrames that a stage receives: streams of channels, and static tables.
 
 A stream that carries event time is the union of a *watermark source* and the *channel source*, in this order: the union
-takes the event time's metadata from its first child. A filter drops the watermark's row. It is one nondeterministic expression: Spark
-would push a deterministic one, with the user's filters and joins, below the watermark, which would then stop; and a deterministic
-part of it would be a condition for the rows of the other side of a join.
+takes the event time's metadata from its first child. A filter drops the watermark's row. It is one nondeterministic expression:
+Spark would push a deterministic one, with the user's filters and joins, below the watermark, which would then stop; and a
+deterministic part of it would be a condition for the rows of the other side of a join.
 """
 
 from __future__ import annotations
