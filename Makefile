@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-spark dev check bench simulate coverage mutate lock clean
+.PHONY: help setup run test test-spark dev check bench simulate programs coverage mutate lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -65,6 +65,9 @@ bench: $(STAMP) ## the benchmark's table
 
 simulate: $(STAMP) ## try to break the protocol: random pipelines, crashes, take-overs (SECONDS=60 SEED=1 WORKERS=2)
 	@$(BIN)/python -m simulation --seconds $(or $(SECONDS),60) --workers $(or $(WORKERS),2) $(if $(SEED),--seed $(SEED))
+
+programs: $(STAMP) ## random DataFrame programs over two streams against their batch results (SECONDS=60 SEED=1 WORKERS=2)
+	@$(BIN)/python -m bench.stream_programs --seconds $(or $(SECONDS),60) --workers $(or $(WORKERS),2) $(if $(SEED),--seed $(SEED))
 
 coverage: $(STAMP) ## statement and branch coverage of the floors without Spark and Dagster; fails below 95 %
 	@$(BIN)/python -m pytest tests/pipeline tests/coordination tests/execution tests/state --cov --cov-report=term

@@ -10,11 +10,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from dagster_checkpoints.pipeline import Pipeline, Stage
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources
+from dagster_checkpoints.spark.query.opaque_inputs import opaque
 from dagster_checkpoints.spark.query.operators import keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import StreamSet, analyzed, nodes, streams
 from dagster_checkpoints.spark.query.plan_text import BOUNDARY
@@ -51,10 +51,10 @@ class FusedStream:
 def fused_source(name: str, frame: DataFrame) -> DataFrame:
     """The output of a fused source, or what stands in for it, as the reader gets it.
 
-    The filter drops nothing. Spark would push the reader's own filters below the watermark: rows that they drop would neither be
-    counted as rows of the source, nor advance its watermark.
+    Spark would push the reader's own filters below the watermark: rows that they drop would neither be counted as rows of the
+    source, nor advance its watermark.
     """
-    return frame.where(F.spark_partition_id() >= 0).alias(f"{BOUNDARY}{name}")
+    return opaque(frame).alias(f"{BOUNDARY}{name}")
 
 
 def stand_in(sources: ChannelSources, stage: Stage, schema: StructType) -> DataFrame:

@@ -12,6 +12,8 @@ from pyspark.sql import DataFrame
 
 V1_STREAM = "StreamingRelation"
 V2_STREAM = "StreamingRelationV2"
+ROWS_OF_NO_STREAM = "LogicalRDD"
+"""The plan node of the branch without rows (`opaque_inputs`): a leaf that is streaming, but no stream."""
 
 
 def children(plan: Any) -> Iterator[Any]:
@@ -39,7 +41,7 @@ def streams(frame: DataFrame) -> list[Any]:
         return []
     leaves = [node for node in nodes(analyzed(frame)) if not node.children().size() and node.isStreaming()]
     # A reference to a common table expression is a leaf as well; the expression's plan is another child.
-    return [leaf for leaf in leaves if leaf.nodeName() != "CTERelationRef"]
+    return [leaf for leaf in leaves if leaf.nodeName() not in ("CTERelationRef", ROWS_OF_NO_STREAM)]
 
 
 class StreamSet:

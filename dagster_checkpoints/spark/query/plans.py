@@ -32,9 +32,9 @@ from dagster_checkpoints.spark.query.fused_plans import (
     positions,
     watermark_nodes,
 )
-from dagster_checkpoints.spark.query.join_checks import check_joins
+from dagster_checkpoints.spark.query.join_checks import check_join_keys, check_joins
 from dagster_checkpoints.spark.query.operators import keeping_state
-from dagster_checkpoints.spark.query.plan_nodes import StreamSet, analyzed, children, stream_name, streams
+from dagster_checkpoints.spark.query.plan_nodes import ROWS_OF_NO_STREAM, StreamSet, analyzed, children, stream_name, streams
 from dagster_checkpoints.spark.query.source_checks import check_source
 from dagster_checkpoints.spark.query.spark_advice import advice_on_refused_plan
 from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
@@ -133,6 +133,7 @@ def build_plan(
         _check_output_event_time(pipeline, call, frame)
         if streaming:
             _check_supported(pipeline, call, frame, position)
+            check_join_keys(call, frame)
             stateful = (call.stage.name,) * (keeping_state(analyzed(frame)) - len(stateful)) + stateful
         if stand_ins is not None and not arguments:
             frame = fused[call.stage.name] = fused_source(call.stage.name, frame)
@@ -161,6 +162,7 @@ _WITHOUT_STATE = frozenset(
         "EventTimeWatermark",
         "Filter",
         "Generate",
+        ROWS_OF_NO_STREAM,
         "MapInArrow",
         "MapInPandas",
         "Project",

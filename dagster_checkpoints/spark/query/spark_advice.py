@@ -90,6 +90,11 @@ def advice_on_refused_plan(error: BaseException, pipeline: Pipeline, stage: Stag
         )
     if "DeduplicateWithinWatermark" in streaming:
         return refused + f"It is not known how long rows must be kept to find duplicates: {_event_time(pipeline, stage)}"
+    if "LeftAnti" in str(error):
+        return refused + (
+            "Spark has no left anti join of two streams. Use a left outer join that also bounds the event time, and keep the "
+            "rows without a match: F.col(<a column of the right side that is never null>).isNull()."
+        )
     if "Join" in streaming and all(child.isStreaming() for child in children(streaming["Join"])):
         return refused + (
             "It is not known when a row of an outer join has no more matching rows: declare watermark=(column, lateness) at the "

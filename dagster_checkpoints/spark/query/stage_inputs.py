@@ -1,8 +1,9 @@
 """The DataFrames that a stage receives: streams of channels, and static tables.
 
 A stream that carries event time is the union of a *watermark source* and the *channel source*, in this order: the union
-takes the event time's metadata from its first child. A nondeterministic filter drops the watermark's row: Spark would push a
-deterministic filter, with the user's filters and joins, below the watermark, which would then stop.
+takes the event time's metadata from its first child. A filter drops the watermark's row. It is one nondeterministic expression:
+Spark would push a deterministic one, with the user's filters and joins, below the watermark, which would then stop; and a
+deterministic part of it would be a condition for the rows of the other side of a join.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 from dagster_checkpoints.spark.files.work_path import WorkPath, urls
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources, ReadableChannel
 from dagster_checkpoints.spark.query.driver_sources import READ_OPTIONS
+from dagster_checkpoints.spark.query.opaque_inputs import opaque, opaque_condition
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 
 if TYPE_CHECKING:
@@ -60,12 +62,12 @@ def stream_dataframe(sources: ChannelSources, stream: StreamInput) -> DataFrame:
     """The streaming DataFrame of an input, carrying its watermark if it has event time."""
     records = sources.records(stream.uid, stream.schema, stream.gate, stream.channels)
     if stream.event_time is None:
-        return records
+        return opaque(records)
     column, lateness_ms = stream.event_time.column, stream.event_time.lateness_ms
     times = sources.watermarks(stream.uid, stream.schema, stream.gate, column, lateness_ms, stream.attempt)
     watermark = times.withWatermark(column, f"{lateness_ms} milliseconds")
-    dropped = watermark.where((F.col(f"`{column}`") < F.lit(NEVER)) & (F.spark_partition_id() >= 0))
-    return dropped.unionByName(records)
+    dropped = watermark.where(opaque_condition(F.col(f"`{column}`") < F.lit(NEVER)))
+    return opaque(dropped, records)
 
 
 def table_dataframe(spark: SparkSession, schema: StructType, files: Sequence[WorkPath]) -> DataFrame:

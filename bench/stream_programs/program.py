@@ -1,0 +1,210 @@
+"""A program over the inputs `a` and `b`: a tree of operators, and the DataFrame that it makes of two DataFrames.
+
+Every operator returns the columns `k` (long), `ts` (timestamp, the event time) and `v` (long), so that all operators fit
+together. Every operator is a function of its input's rows as a multiset: so a batch computation has the same result. Must not
+know how a program is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+COLUMNS = "k bigint, ts timestamp, v bigint"
+
+CONDITIONS: Mapping[str, str] = {
+    "key": "k = rk",
+    "times": "ts = rts",
+    "key and times": "k = rk AND ts = rts",
+    "key and range": "k = rk AND rts BETWEEN ts - INTERVAL 5 MINUTES AND ts + INTERVAL 10 MINUTES",
+    "key and later": "k = rk AND rts > ts AND rts <= ts + INTERVAL 15 MINUTES",
+    "range": "rts BETWEEN ts - INTERVAL 5 MINUTES AND ts + INTERVAL 5 MINUTES",
+    "windows": "w = rw",
+    "key and windows": "k = rk AND w = rw",
+}
+"""By name, the condition of a join of `k, ts, v` with `rk, rts, rv`; `w` and `rw` are windows of ten minutes."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """All rows of an input."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Filter:
+    """The rows for which a condition holds."""
+
+    of: Program
+    condition: str
+
+
+@dataclass(frozen=True)
+class Select:
+    """Another `k` and `v` for each row."""
+
+    of: Program
+    k: str
+    v: str
+
+
+@dataclass(frozen=True)
+class Union:
+    """The rows of both."""
+
+    left: Program
+    right: Program
+
+
+@dataclass(frozen=True)
+class Join:
+    """A join of two streams.
+
+    Attributes:
+        how: The type of the join.
+        on: The name of its condition.
+        also: A further condition, or an empty text.
+    """
+
+    left: Program
+    right: Program
+    how: str
+    on: str
+    also: str = ""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A row for each window of event time, and for each key if it is grouped by keys: the sum of `v` and the number of rows.
+
+    Attributes:
+        size: The size of a window; a session's gap.
+        by_key: Whether `k` is a key.
+        session: Whether the windows are sessions.
+        kept: Whether the sums are in the result; otherwise only the windows that have rows.
+    """
+
+    of: Program
+    size: str
+    by_key: bool
+    session: bool
+    kept: bool
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """The different rows, or the different pairs of key and time."""
+
+    of: Program
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Several:
+    """The results of several programs, told apart by the remainder of `v`."""
+
+    of: tuple[Program, ...]
+
+
+Program = Input | Filter | Select | Union | Join | Windows | Distinct | Several
+
+
+def below(program: Program) -> tuple[Program, ...]:
+    """The programs whose results an operator reads."""
+    match program:
+        case Input():
+            return ()
+        case Union(left, right) | Join(left, right):
+            return left, right
+        case Several(several):
+            return several
+        case _:
+            return (program.of,)
+
+
+def operators(program: Program) -> Iterator[Program]:
+    """All operators of a program, from its result to its inputs."""
+    yield program
+    for each in below(program):
+        yield from operators(each)
+
+
+def frame_of(program: Program, inputs: Mapping[str, DataFrame]) -> DataFrame:
+    """The DataFrame of a program.
+
+    Args:
+        program: The program.
+        inputs: Its inputs by name, with the columns `k`, `ts` and `v`; streams or tables.
+    """
+    match program:
+        case Input(name):
+            return inputs[name].select("k", "ts", "v")
+        case Filter(of, condition):
+            return frame_of(of, inputs).where(condition)
+        case Select(of, k, v):
+            return frame_of(of, inputs).selectExpr(f"{k} AS k", "ts", f"{v} AS v")
+        case Union(left, right):
+            return frame_of(left, inputs).unionByName(frame_of(right, inputs))
+        case Several(several):
+            frames = [frame_of(each, inputs) for each in several]
+            marked = [
+                frame.select("k", "ts", (F.col("v") * len(several) + number).alias("v")) for number, frame in enumerate(frames)
+            ]
+            return reduce(DataFrame.unionByName, marked)
+        case Join():
+            return _joined(program, frame_of(program.left, inputs), frame_of(program.right, inputs))
+        case Windows():
+            return _windows(program, frame_of(program.of, inputs))
+        case Distinct(of, whole):
+            frame = frame_of(of, inputs)
+            if whole:
+                return frame.dropDuplicates(["k", "ts", "v"])
+            return frame.dropDuplicates(["k", "ts"]).select("k", "ts", F.lit(1).cast("bigint").alias("v"))
+
+
+def _joined(join: Join, left: DataFrame, right: DataFrame) -> DataFrame:
+    right = right.select(F.col("k").alias("rk"), F.col("ts").alias("rts"), F.col("v").alias("rv"))
+    condition = f"{CONDITIONS[join.on]} AND {join.also}" if join.also else CONDITIONS[join.on]
+    event_times = "ts", "rts"
+    if "windows" in join.on:  # the windows are the event time: Spark allows one such column on each side
+        event_times = "w", "rw"
+        left = left.select("k", _plain("ts"), "v", F.window("ts", "10 minutes").alias("w"))
+        right = right.select("rk", _plain("rts"), "rv", F.window("rts", "10 minutes").alias("rw"))
+    joined = left.join(right, F.expr(condition), join.how)
+    of_left, of_right = (F.window_time(each) if "w" in each else F.col(each) for each in event_times)
+    if join.how in ("left_semi", "left_anti"):
+        return joined.select("k", of_left.alias("ts"), "v")
+    times = {"right": of_right, "full": F.coalesce(of_left, of_right)}.get(join.how, of_left)
+    seconds = (F.coalesce(F.unix_seconds(each), F.lit(-1)) for each in ("ts", "rts"))
+    return joined.select(
+        F.coalesce("k", "rk").alias("k"), times.alias("ts"), _mixed(F.col("v"), F.col("rv"), *seconds).alias("v")
+    )
+
+
+def _plain(column: str) -> Column:
+    """The same time, without a watermark."""
+    return F.timestamp_micros(F.unix_micros(column)).alias(column)
+
+
+def _mixed(*columns: Column) -> Column:
+    """A number that tells which of the values are null, and mixes the others."""
+    return reduce(lambda sum, column: sum * 31 + F.coalesce(column * 2, F.lit(-1)) % 100_003, columns, F.lit(0)) % 100_003
+
+
+def _windows(windows: Windows, frame: DataFrame) -> DataFrame:
+    window = F.session_window("ts", windows.size) if windows.session else F.window("ts", windows.size)
+    keys = [F.col("k")] if windows.by_key else []
+    grouped = frame.groupBy(window.alias("w"), *keys).agg(F.sum("v").alias("s"), F.count("*").alias("n"))
+    times = F.window_time("w") if not windows.session else F.col("w.end")
+    k = F.col("k") if windows.by_key else F.lit(0).cast("bigint")
+    v = (F.coalesce("s", F.lit(-1)) * 7 + F.col("n")) % 100_003 if windows.kept else F.lit(1).cast("bigint")
+    return grouped.select(k.alias("k"), times.alias("ts"), v.alias("v"))
