@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def optimized_nodes(frame: DataFrame) -> list[tuple[Node, Any]]:
+def _optimized_nodes(frame: DataFrame) -> list[tuple[Node, Any]]:
     """The stateful operators of an optimized plan, from the input to the output, each with Spark's object."""
     plan = frame.sparkSession._jsparkSession.sessionState().optimizer().execute(analyzed(frame))
     wanted = stateful_nodes_of(parse(plan.toJSON()))
@@ -35,11 +35,6 @@ def aggregate_functions(node: Node) -> Iterator[Node]:
         yield from (part for part in each.all() if part.kind == "AggregateExpression")
 
 
-def columns_of_sides(join: Any) -> list[list[str]]:
-    """The columns that a join of streams keeps of its left and right side, with their types."""
-    return [_columns(child) for child in children(join)]
-
-
 def kept_in_state(frame: DataFrame) -> list[str] | None:
     """By stateful operator, from the input to the output, what its state holds; an empty text if its declaration says that.
 
@@ -49,7 +44,7 @@ def kept_in_state(frame: DataFrame) -> list[str] | None:
     Args:
         frame: the result of a query.
     """
-    declared, optimized = stateful_nodes(frame), optimized_nodes(frame)
+    declared, optimized = stateful_nodes(frame), _optimized_nodes(frame)
     if len(declared) != len(optimized):
         return None
     found = [_kept(node, kept, of) for node, (kept, of) in zip(declared, optimized, strict=True)]
@@ -58,7 +53,7 @@ def kept_in_state(frame: DataFrame) -> list[str] | None:
 
 def _kept(declared: Node, optimized: Node, of: Any) -> str | None:
     if declared.kind == optimized.kind == "Join":
-        left, right = columns_of_sides(of)
+        left, right = (columns(child) for child in children(of))
         return f"{', '.join(left) or 'nothing'} of the left side, {', '.join(right) or 'nothing'} of the right side"
     if declared.kind != "Aggregate" or optimized.kind != "Aggregate":
         return ""
@@ -73,7 +68,8 @@ def _id(function: Node) -> int:
     return int(function.fields["resultId"]["id"])
 
 
-def _columns(plan: Any) -> list[str]:
+def columns(plan: Any) -> list[str]:
+    """The columns that a plan, optimized or physical, returns, with their types."""
     output = plan.output()
-    columns = (output.apply(number) for number in range(output.size()))
-    return [f"{column.name()} {column.dataType().catalogString()}" for column in columns]
+    found = (output.apply(number) for number in range(output.size()))
+    return [f"{column.name()} {column.dataType().catalogString()}" for column in found]
