@@ -144,7 +144,7 @@ class PlannedInput(_Struct, frozen=True):
     """What an operator that Spark has planned takes from one of its inputs: a join has two, every other operator one.
 
     Attributes:
-        columns: what its state holds of this input, in order: a join's columns with their types, the names of an aggregation's
+        columns: what its state holds of this input, in order: a join's columns as "name: type", the names of an aggregation's
             functions.
         origins: the same, traced through the query to the columns of the sources.
         steps: what stands between the sources and the operator, without order: filters, lookups, the sources themselves.

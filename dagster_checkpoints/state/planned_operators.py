@@ -101,8 +101,8 @@ def _own_difference(old: PlannedOperator, new: PlannedOperator) -> PlannedDiffer
                 _listed(side.origins),
                 _listed(other.origins),
             )
-    sides = [new.inputs[0].columns == each.columns for each in new.inputs]
-    if len(sides) > 1 and all(sides) and _exchanged(list(map(_origin, old.inputs)), list(map(_origin, new.inputs))):
+    alike = len(new.inputs) > 1 and len({_types(side) for side in new.inputs}) == 1
+    if alike and _exchanged(list(map(_origin, old.inputs)), list(map(_origin, new.inputs))):
         return PlannedDifference(
             "only what stands in front of them tells the sides of its join apart, and that has changed for both: each might "
             "continue with the rows of the other one",
@@ -111,14 +111,25 @@ def _own_difference(old: PlannedOperator, new: PlannedOperator) -> PlannedDiffer
     return None
 
 
-def _exchanged(before: Sequence[frozenset[str]], now: Sequence[frozenset[str]]) -> bool:
-    """Whether several of these have changed, which were not alike before, and are not alike now.
+def _types(side: PlannedInput) -> tuple[str, ...]:
+    """The types of the columns that a join keeps of a side; their names are the query's."""
+    return tuple(column.rpartition(": ")[2] for column in side.columns)
 
-    What all of them have in common does not count.
+
+def _exchanged(before: Sequence[frozenset[str]], now: Sequence[frozenset[str]]) -> bool:
+    """Whether several of these have changed so that it is not certain which one is which.
+
+    What all of them have in common does not count. One is certain if it keeps something that none of the others had or has, and
+    if nothing of it is at another place now.
     """
     old, new = _distinct(before), _distinct(now)
-    changed = [place for place, (this, other) in enumerate(zip(old, new, strict=True)) if this != other]
-    return len({old[place] for place in changed}) > 1 and len({new[place] for place in changed}) > 1
+    uncertain = []
+    for place, (this, other) in enumerate(zip(old, new, strict=True)):
+        others = frozenset().union(*(each for n, each in enumerate(new) if n != place))
+        had = frozenset().union(*(each for n, each in enumerate(old) if n != place))
+        if this != other and ((this - had) & others or not (this & other) - others - had):
+            uncertain.append(place)
+    return len({old[place] for place in uncertain}) > 1 and len({new[place] for place in uncertain}) > 1
 
 
 def _distinct(these: Sequence[frozenset[str]]) -> list[frozenset[str]]:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dagster_checkpoints.spark.query.plan_fingerprint import stream_text
+from dagster_checkpoints.spark.query.plan_nodes import analyzed
+from dagster_checkpoints.spark.query.planned_query import query_execution
 from dagster_checkpoints.spark.query.planned_state import planned_operators
 from dagster_checkpoints.state import PlannedOperator
 
@@ -66,9 +68,10 @@ def _different(outputs: Mapping[str, DataFrame], parts: Sequence[tuple[str, Data
 
 def _operators(frame: DataFrame) -> list[PlannedOperator]:
     """The operators that Spark plans, without what stands in front of them, which is the same."""
+    execution = query_execution(frame.sparkSession, analyzed(frame), "append")
     return [
         msgspec.structs.replace(each, inputs=tuple(msgspec.structs.replace(side, steps=()) for side in each.inputs))
-        for each in planned_operators(frame, "append", stream_text)
+        for each in planned_operators(frame, execution, "append", stream_text)
     ]
 
 

@@ -23,6 +23,7 @@ from dagster_checkpoints.spark.query.channel_sources import ENDED, INPUT_OPTION,
 from dagster_checkpoints.spark.query.optimized_state import aggregate_functions, kept_in_state
 from dagster_checkpoints.spark.query.plan_nodes import analyzed, nodes
 from dagster_checkpoints.spark.query.plan_text import Node, as_written, column_origins, traced, type_text
+from dagster_checkpoints.spark.query.planned_query import query_execution
 from dagster_checkpoints.spark.query.planned_state import WATERMARK_SOURCE, planned_operators
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.stateful_nodes import PROCESSOR, stateful_nodes
@@ -81,8 +82,9 @@ def describe(plan: QueryPlan) -> PlanDescription:
         operators[stage] = (*after[:start], *after[end:])
         stage_of = [*[stage] * start, *stage_of, *[stage] * (len(after) - end)]
         before = after
-    operators |= _with_kept(operators, stage_of, _kept(plan.frame))
-    planned = _planned(plan)
+    execution = query_execution(plan.frame.sparkSession, analyzed(plan.frame), plan.output_mode)
+    operators |= _with_kept(operators, stage_of, _kept(plan, execution))
+    planned = _planned(plan, execution)
     if plan.output_mode != "append":
         operators[stages[-1]] += (f"output mode {plan.output_mode}",)
     return PlanDescription(operators, sources, _by_stage(stages, stage_of, planned) if planned is not None else None)
@@ -133,17 +135,17 @@ def _position(before: Sequence[str], after: Sequence[str]) -> int | None:
     return next((start for start in starts if after[start : start + len(before)] == before), None)
 
 
-def _kept(frame: DataFrame) -> list[str] | None:
+def _kept(plan: QueryPlan, execution: Any) -> list[str] | None:
     """By operator, what the optimizer leaves in its state; None if that is not known."""
     with contextlib.suppress(Exception):  # of the optimizer, or of a plan that cannot be written as JSON
-        return kept_in_state(frame)
+        return kept_in_state(plan.frame, execution.optimizedPlan())
     return None
 
 
-def _planned(plan: QueryPlan) -> list[PlannedOperator] | None:
+def _planned(plan: QueryPlan, execution: Any) -> list[PlannedOperator] | None:
     """The operators that Spark plans; None if that is not known."""
     with contextlib.suppress(Exception):  # of the planner, or of a plan that cannot be written as JSON
-        return planned_operators(plan.frame, plan.output_mode, stream_text)
+        return planned_operators(plan.frame, execution, plan.output_mode, stream_text)
     return None
 
 

@@ -128,7 +128,12 @@ class Node:
 
 def parse(text: str) -> Node:
     """The plan that `TreeNode.toJSON` wrote."""
-    return _tree(json.loads(text))
+    return parse_items(json.loads(text))
+
+
+def parse_items(items: Sequence[Mapping[str, Any]]) -> Node:
+    """The plan whose nodes are listed from the top down, each with the number of its children."""
+    return _tree(items)
 
 
 def is_streaming(plan: Node) -> bool:
@@ -344,7 +349,8 @@ type_text = _type
 # Origins of columns
 
 
-def _identity(node: Node) -> int:
+def identity_of(node: Node) -> int:
+    """The id of a column, or of an expression with a name; -1 for any other node."""
     return int((node.fields.get("exprId") or {}).get("id", -1))
 
 
@@ -352,21 +358,21 @@ def _output(plan: Node) -> list[int]:
     """The ids of the columns that a plan's node returns, in order."""
     children = plan.children
     if plan.kind in _COMPUTED:
-        return [_identity(each) for each in plan.expressions(_COMPUTED[plan.kind])]
+        return [identity_of(each) for each in plan.expressions(_COMPUTED[plan.kind])]
     if plan.kind == "Generate" and "requiredChildOutput" in plan.fields:
-        return [_identity(each) for name in ("requiredChildOutput", "generatorOutput") for each in plan.expressions(name)]
+        return [identity_of(each) for name in ("requiredChildOutput", "generatorOutput") for each in plan.expressions(name)]
     if plan.kind in _ADDED:
-        return [*children[0].output, *(_identity(each) for each in plan.expressions(_ADDED[plan.kind]))]
+        return [*children[0].output, *(identity_of(each) for each in plan.expressions(_ADDED[plan.kind]))]
     for name in _OUTPUTS:
         if plan.expressions(name):
-            return [_identity(each) for each in plan.expressions(name)]
+            return [identity_of(each) for each in plan.expressions(name)]
     if plan.kind == "Union":
         return list(children[0].output)
     return [identity for child in children for identity in child.output]
 
 
 def _origin_in(column: Node, plans: Sequence[Node], sides: Sequence[str]) -> str:
-    name, identity = str(column.fields["name"]), _identity(column)
+    name, identity = str(column.fields["name"]), identity_of(column)
     for number, plan in enumerate(plans):
         if identity in plan.returned:
             return f"{sides[number] if sides else ''}{_origin(identity, name, plan)}"
@@ -386,7 +392,9 @@ def _origin_of(identity: int, name: str, plan: Node) -> str:
         if plan.kind == "Union":
             return _origin_in_union(identity, name, plan)
         if _alias(plan).startswith(BOUNDARY) or is_opaque(plan):
-            return next((str(n.fields["name"]) for below in plan.all() for n in _named(below) if _identity(n) == identity), name)
+            return next(
+                (str(n.fields["name"]) for below in plan.all() for n in _named(below) if identity_of(n) == identity), name
+            )
         if plan.kind == "Expand":
             place = plan.output.index(identity)
             rows = [_expressions_of(row) for row in plan.fields.get("projections") or ()]
@@ -395,7 +403,7 @@ def _origin_of(identity: int, name: str, plan: Node) -> str:
             return traced(called, plan.children)
         if plan.kind in _COMPUTED:
             computed = (each for of in (_COMPUTED[plan.kind], "groupingExpressions") for each in plan.expressions(of))
-            same = [each for each in computed if _identity(each) == identity]
+            same = [each for each in computed if identity_of(each) == identity]
             column = next((each for each in same if each.kind == "Alias"), None)
             if column is not None and column.kind == "Alias":
                 # The text of the aggregation itself contains the expressions that it computes.
@@ -403,13 +411,13 @@ def _origin_of(identity: int, name: str, plan: Node) -> str:
                 return str(column.fields["name"]) if aggregated else traced(column, plan.children)
         below = next((child for child in plan.children if identity in child.returned), None)
         if below is None:
-            return next((str(n.fields["name"]) for n in _own_columns(plan) if _identity(n) == identity), name)
+            return next((str(n.fields["name"]) for n in _own_columns(plan) if identity_of(n) == identity), name)
         plan = below
 
 
 def _called(identity: int, plan: Node) -> Node | None:
     """The user-defined function whose result is a column of a plan's node that calls functions."""
-    results = [_identity(each) for each in plan.expressions("resultAttrs")]
+    results = [identity_of(each) for each in plan.expressions("resultAttrs")]
     return plan.expressions("udfs")[results.index(identity)] if identity in results else None
 
 

@@ -1,4 +1,4 @@
-"""The physical plan that Spark makes for a streaming query, without running it.
+"""The plans that Spark makes of a streaming query, without running it.
 
 Spark's own `explain` of a streaming DataFrame makes it in this way. Must not know stages or checkpoints.
 
@@ -16,8 +16,10 @@ _STREAMING = "org.apache.spark.sql.execution.streaming"
 _EXECUTION = f"{_STREAMING}.runtime.IncrementalExecution"
 
 
-def executed_plan(spark: SparkSession, plan: Any, output_mode: str) -> Any:
-    """The physical plan of a batch of a streaming query, a JVM object, in which stateful operators have their numbers.
+def query_execution(spark: SparkSession, plan: Any, output_mode: str) -> Any:
+    """What makes the plans of a batch of a streaming query, a JVM object: `optimizedPlan`, and `executedPlan`, the physical one.
+
+    In the physical plan the stateful operators have their numbers.
 
     Args:
         spark: The session, whose settings decide the plan.
@@ -52,7 +54,7 @@ def executed_plan(spark: SparkSession, plan: Any, output_mode: str) -> Any:
     arguments = gateway.new_array(jvm.java.lang.Object, count)
     for number, argument in enumerate(given):
         arguments[number] = argument
-    return constructor.newInstance(arguments).executedPlan()
+    return constructor.newInstance(arguments)
 
 
 def _module(find_class: Any, name: str) -> Any:

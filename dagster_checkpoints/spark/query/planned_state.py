@@ -11,16 +11,25 @@ out: only the name of the input remains.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dagster_checkpoints.spark.query.optimized_state import columns
 from dagster_checkpoints.spark.query.plan_nodes import analyzed, children, nodes
-from dagster_checkpoints.spark.query.plan_text import Node, conjuncts, fused_parts, is_opaque, parse, traced
-from dagster_checkpoints.spark.query.planned_query import executed_plan
+from dagster_checkpoints.spark.query.plan_text import (
+    Node,
+    conjuncts,
+    fused_parts,
+    identity_of,
+    is_opaque,
+    parse,
+    parse_items,
+    traced,
+)
+from dagster_checkpoints.spark.query.planned_query import query_execution
 from dagster_checkpoints.spark.query.stateful_nodes import stateful_nodes_of
 from dagster_checkpoints.state import PlannedInput, PlannedOperator
 
@@ -69,17 +78,17 @@ class _Found:
         return frozenset(found)
 
 
-def planned_operators(frame: DataFrame, output_mode: str, source: Callable[[Any], str]) -> list[PlannedOperator]:
+def planned_operators(frame: DataFrame, execution: Any, output_mode: str, source: Callable[[Any], str]) -> list[PlannedOperator]:
     """The stateful operators that Spark plans for a streaming query, from the input to the output.
 
     Args:
         frame: The result of the query.
+        execution: What makes its plans (`planned_query`).
         output_mode: The query's output mode.
         source: Describes a node that reads a stream; `WATERMARK_SOURCE` for the watermark of an input.
     """
-    plan = analyzed(frame)
-    query = _Query(frame.sparkSession, plan, output_mode, source)
-    found = query.operators(plan)
+    query = _Query(frame.sparkSession, analyzed(frame), output_mode, source)
+    found = query.operators(execution)
     if any(each.conditions for each in found):
         found = query.with_pushed(found)
     return [each.operator for each in sorted(found, key=lambda each: -each.number)]
@@ -96,15 +105,18 @@ class _Query:
         self._sources = {node.output[0]: source(self._objects[node.number]) for node in _streams(self._plan) if node.output}
         for name, below in fused_parts(self._plan):  # also what stands in for a source that has ended
             self._sources |= {node.output[0]: f"source {name!r}" for node in _streams(below) if node.output}
-        expressions = (each for node in self._plan.all() for of in node.fields for each in node.expressions(of))
-        self._says_not_null = any(part.kind == "IsNotNull" for each in expressions for part in each.all())
+        self._not_null = {
+            traced(part, node.children)
+            for node in self._plan.all()
+            for condition in node.expressions("condition")
+            for part in condition.all()
+            if part.kind == "IsNotNull"
+        }
 
-    def operators(self, plan: Any) -> list[_Found]:
-        """The stateful operators that Spark plans for a part of the query, children in front of their parents."""
-        planned = executed_plan(self._spark, plan, self._output_mode)
-        tree = parse(planned.toJSON())
-        wanted = [node for node in tree.bottom_up() if node.kind in _OPERATORS]
-        objects = list(nodes(planned)) if wanted else []
+    def operators(self, execution: Any) -> list[_Found]:
+        """The stateful operators that Spark plans for the query, or a part of it, children in front of their parents."""
+        items, objects = _items(execution.executedPlan())
+        wanted = [node for node in parse_items(items).bottom_up() if node.kind in _OPERATORS]
         return [_Found(_number(objects[n.number]), self._operator(n, objects[n.number])) for n in wanted]
 
     def with_pushed(self, found: Sequence[_Found]) -> list[_Found]:
@@ -117,7 +129,7 @@ class _Query:
         for each, node in zip(found, declared, strict=True):
             pushed: frozenset[str] = frozenset()
             if each.conditions and node.number:  # something stands behind it
-                alone = self.operators(self._objects[node.number])
+                alone = self.operators(query_execution(self._spark, self._objects[node.number], self._output_mode))
                 pushed = each.conditions - alone[-1].conditions if alone else pushed
             result.append(_Found(each.number, msgspec.structs.replace(each.operator, pushed=tuple(sorted(pushed)))))
         return result
@@ -126,7 +138,7 @@ class _Query:
         kind, fields = _OPERATORS[node.kind]
         steps = [tuple(sorted(set(self._steps(child)))) for child in node.children]
         if node.kind == _JOIN:
-            kept = [tuple(columns(child)) for child in children(of)]
+            kept = [tuple(_columns(child)) for child in children(of)]
             sides = [
                 PlannedInput(c, tuple(_origin_of(identity, child) for identity in child.output), s)
                 for c, child, s in zip(kept, node.children, steps, strict=True)
@@ -174,8 +186,23 @@ class _Query:
     def _conditions(self, condition: Node, below: Sequence[Node]) -> Iterator[str]:
         """The parts of a filter's condition, without those that Spark has added."""
         for part in conjuncts(condition):
-            if part.kind != "IsNotNull" or self._says_not_null:
-                yield traced(part, below)
+            text = traced(part, below)
+            if part.kind != "IsNotNull" or text in self._not_null:
+                yield text
+
+
+def _items(plan: Any) -> tuple[list[dict[str, Any]], list[Any]]:
+    """A physical plan as JSON, and as objects, from the top down; with what is reused at each of its places."""
+    items, objects = [], []
+    for item, node in zip(json.loads(plan.toJSON()), nodes(plan), strict=True):
+        items.append(item)
+        objects.append(node)
+        if item["class"].endswith(".ReusedExchangeExec"):
+            items[-1] = {**item, "class": "Union", "num-children": 1}  # its columns are those of its only child, in order
+            reused = _items(node.child())
+            items += reused[0]
+            objects += reused[1]
+    return items, objects
 
 
 def _number(operator: Any) -> int:
@@ -203,7 +230,8 @@ def _bounds(node: Node, of: Any) -> tuple[str, ...]:
         return ()
     parts = list(conjuncts(parse(condition.get().toJSON())))
     if str(of.joinType()) == "Inner":
-        parts = [part for part in parts if any(_WATERMARK in (each.fields.get("metadata") or {}) for each in part.all())]
+        times = {identity for child in children(of) for identity in _event_times(child)}
+        parts = [part for part in parts if any(identity_of(each) in times for each in part.all())]
     return tuple(sorted(traced(part, node.children, ("left.", "right.")) for part in parts))
 
 
@@ -228,3 +256,17 @@ def _functions(node: Node) -> list[tuple[str, str]]:
 def _origin_of(identity: int, plan: Node) -> str:
     reference = Node("AttributeReference", {"name": "?", "exprId": {"id": identity}}, (), 0)
     return traced(reference, [plan])
+
+
+def _columns(plan: Any) -> Iterator[str]:
+    return (f"{column.name()}: {column.dataType().catalogString()}" for column in _output(plan))
+
+
+def _event_times(plan: Any) -> Iterator[int]:
+    """The ids of the columns of a plan that carry a watermark."""
+    return (int(column.exprId().id()) for column in _output(plan) if column.metadata().contains(_WATERMARK))
+
+
+def _output(plan: Any) -> Iterator[Any]:
+    output = plan.output()
+    return (output.apply(number) for number in range(output.size()))
