@@ -163,14 +163,14 @@ class PlannedOperator(_Struct, frozen=True):
         keys: the expressions of the key of its state, in order, traced to the columns of the sources; of a join both sides.
         bounds: the conditions of a join that decide what its state holds and for how long.
         pushed: the conditions that the query applies behind the operator, and Spark in front of it.
-        inputs: its inputs, from left to right.
+        sides: its inputs, from left to right.
     """
 
     kind: str
     keys: tuple[str, ...] = ()
     bounds: tuple[str, ...] = ()
     pushed: tuple[str, ...] = ()
-    inputs: tuple[PlannedInput, ...] = ()
+    sides: tuple[PlannedInput, ...] = ()
 
 
 class StageInstanceSnapshot(_Struct, frozen=True):

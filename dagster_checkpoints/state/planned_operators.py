@@ -42,7 +42,7 @@ def difference(before: Sequence[PlannedOperator], now: Sequence[PlannedOperator]
             return found
     shapes: dict[object, list[int]] = {}
     for number, each in enumerate(now):
-        shapes.setdefault((each.kind, each.keys, each.bounds, each.pushed, *(side.columns for side in each.inputs)), []).append(
+        shapes.setdefault((each.kind, each.keys, each.bounds, each.pushed, *(side.columns for side in each.sides)), []).append(
             number
         )
     for places in shapes.values():
@@ -79,7 +79,7 @@ def layout_difference(before: Sequence[PlannedOperator], now: Sequence[PlannedOp
 
 def _own_difference(old: PlannedOperator, new: PlannedOperator) -> PlannedDifference | None:
     """The difference between an operator and the one that gets its state."""
-    if (old.kind, len(old.inputs)) != (new.kind, len(new.inputs)):
+    if (old.kind, len(old.sides)) != (new.kind, len(new.sides)):
         return PlannedDifference("Spark plans another operator", _named(old), _named(new))
     if old.keys != new.keys:
         return PlannedDifference("Spark plans another key for its state, or the same in another order", _named(old), _named(new))
@@ -92,21 +92,21 @@ def _own_difference(old: PlannedOperator, new: PlannedOperator) -> PlannedDiffer
             _behind(old).strip() or "none",
             _behind(new).strip() or "none",
         )
-    if [side.columns for side in old.inputs] != [side.columns for side in new.inputs]:
+    if [side.columns for side in old.sides] != [side.columns for side in new.sides]:
         return PlannedDifference("Spark keeps other values in its state, or in another order", _values(old), _values(new))
-    for side, other in zip(old.inputs, new.inputs, strict=True):
+    for side, other in zip(old.sides, new.sides, strict=True):
         if _swapped(side.origins, other.origins):
             return PlannedDifference(
                 "columns in front of an operator have exchanged their names, and its values their places",
                 _listed(side.origins),
                 _listed(other.origins),
             )
-    alike = len(new.inputs) > 1 and len({_types(side) for side in new.inputs}) == 1
-    if alike and _exchanged(list(map(_origin, old.inputs)), list(map(_origin, new.inputs))):
+    alike = len(new.sides) > 1 and len({_types(side) for side in new.sides}) == 1
+    if alike and _exchanged(list(map(_origin, old.sides)), list(map(_origin, new.sides))):
         return PlannedDifference(
             "only what stands in front of them tells the sides of its join apart, and that has changed for both: each might "
             "continue with the rows of the other one",
-            *(_listed(_told_apart(list(map(_origin, each.inputs)))) for each in (old, new)),
+            *(_listed(_told_apart(list(map(_origin, each.sides)))) for each in (old, new)),
         )
     return None
 
@@ -145,10 +145,10 @@ def _swapped(before: Sequence[str], now: Sequence[str]) -> bool:
 
 def _fed(operator: PlannedOperator) -> frozenset[str]:
     """All that tells an operator from others of its shape."""
-    if len(operator.inputs) == 1:
-        return _origin(operator.inputs[0])
+    if len(operator.sides) == 1:
+        return _origin(operator.sides[0])
     return frozenset(
-        f"{side} side {text}" for side, each in zip(("left", "right"), operator.inputs, strict=True) for text in _origin(each)
+        f"{side} side {text}" for side, each in zip(("left", "right"), operator.sides, strict=True) for text in _origin(each)
     )
 
 
@@ -166,7 +166,7 @@ def _named(operator: PlannedOperator) -> str:
 
 
 def _values(operator: PlannedOperator) -> str:
-    return f"{_named(operator)}: {' and '.join(', '.join(side.columns) or 'nothing' for side in operator.inputs)}"
+    return f"{_named(operator)}: {' and '.join(', '.join(side.columns) or 'nothing' for side in operator.sides)}"
 
 
 def _behind(operator: PlannedOperator) -> str:

@@ -21,7 +21,7 @@ A, B, C, D = "where a", "where b", "where c", "where d"
 def group(*steps: str, keys: str = "k", values: str = "sum(v)", pushed: tuple[str, ...] = ()) -> PlannedOperator:
     origins = tuple(values.split(", "))
     fed = PlannedInput(tuple("Sum" for _ in origins), origins, steps)
-    return PlannedOperator("aggregate", tuple(keys), pushed=pushed, inputs=(fed,))
+    return PlannedOperator("aggregate", tuple(keys), pushed=pushed, sides=(fed,))
 
 
 def side(*steps: str, columns: str = "k: string, v: bigint", origins: str = "k, v") -> PlannedInput:
@@ -29,7 +29,7 @@ def side(*steps: str, columns: str = "k: string, v: bigint", origins: str = "k, 
 
 
 def join(left: PlannedInput, right: PlannedInput, kind: str = "inner", bounds: tuple[str, ...] = ()) -> PlannedOperator:
-    return PlannedOperator(f"{kind} join of streams", ("left.k = right.k",), bounds, inputs=(left, right))
+    return PlannedOperator(f"{kind} join of streams", ("left.k = right.k",), bounds, sides=(left, right))
 
 
 def snapshot(*planned: PlannedOperator, known: bool = True) -> TaskSnapshot:

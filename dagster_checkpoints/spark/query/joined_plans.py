@@ -70,12 +70,12 @@ def _operators(frame: DataFrame) -> list[PlannedOperator]:
     """The operators that Spark plans, without what stands in front of them, which is the same."""
     execution = query_execution(frame.sparkSession, analyzed(frame), "append")
     return [
-        msgspec.structs.replace(each, inputs=tuple(msgspec.structs.replace(side, steps=()) for side in each.inputs))
+        msgspec.structs.replace(each, sides=tuple(msgspec.structs.replace(side, steps=()) for side in each.sides))
         for each in planned_operators(frame, execution, "append", stream_text)
     ]
 
 
 def _shape(operator: PlannedOperator) -> tuple[object, ...]:
     """All that the state of an operator consists of, without the names of columns, which are others if it reads a channel."""
-    functions = () if len(operator.inputs) > 1 else operator.inputs[0].columns
-    return operator.kind, len(operator.keys), len(operator.pushed), [len(side.columns) for side in operator.inputs], functions
+    functions = () if len(operator.sides) > 1 else operator.sides[0].columns
+    return operator.kind, len(operator.keys), len(operator.pushed), [len(side.columns) for side in operator.sides], functions

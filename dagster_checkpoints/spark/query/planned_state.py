@@ -68,10 +68,10 @@ class _Found:
 
     @property
     def conditions(self) -> frozenset[str]:
-        sides = ("",) if len(self.operator.inputs) == 1 else ("left side: ", "right side: ")
+        sides = ("",) if len(self.operator.sides) == 1 else ("left side: ", "right side: ")
         found = (
             f"{name}{text.removeprefix(_WHERE)}"
-            for name, side in zip(sides, self.operator.inputs, strict=True)
+            for name, side in zip(sides, self.operator.sides, strict=True)
             for text in side.steps
             if text.startswith(_WHERE)
         )
@@ -144,11 +144,11 @@ class _Query:
                 for c, child, s in zip(kept, node.children, steps, strict=True)
             ]
             kind = f"{str(of.joinType()).lower()} {kind}"
-            return PlannedOperator(kind, _join_keys(node), _bounds(node, of), inputs=tuple(sides))
+            return PlannedOperator(kind, _join_keys(node), _bounds(node, of), sides=tuple(sides))
         keys = tuple(traced(each, node.children) for name in fields for each in node.expressions(name))
         functions = _functions(node)
         names, origins = [name for name, _ in functions], [text for _, text in functions]
-        return PlannedOperator(kind, keys, inputs=(PlannedInput(tuple(names), tuple(origins), steps[0]),))
+        return PlannedOperator(kind, keys, sides=(PlannedInput(tuple(names), tuple(origins), steps[0]),))
 
     def _steps(self, plan: Node) -> Iterator[str]:
         """What stands between the sources and an operator, from the top down."""
