@@ -1,13 +1,23 @@
 """Which changes of a stage's program may keep the state of a checkpoint: pairs of programs, and what is said of each.
 
-Plans only, nothing runs. `test_restored_plans` restores some of these pairs, and compares the rows.
+Plans only, nothing runs; `test_restored_programs` continues with state under changed programs, and compares the rows.
+
+What Spark plans is recorded in checkpoints: `plans/` holds what each version of Spark plans. After a deliberate change,
+`REWRITE_PLANS=1 pytest tests/spark/test_planned_state.py`, under each version, writes these files again.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Mapping
+from functools import lru_cache
+from itertools import permutations
+from pathlib import Path
 from typing import Any
 
+import msgspec
+import pyspark
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -20,6 +30,7 @@ from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.stage_inputs import EventTime, StreamInput, stream_dataframe
 from dagster_checkpoints.state import (
+    PlannedOperator,
     QuerySnapshot,
     StageInstanceSnapshot,
     StatefulPlanChanged,
@@ -30,6 +41,13 @@ from dagster_checkpoints.state import (
 ROWS = StructType().add("k", "string").add("ts", "timestamp").add("v", "long").add("w", "long")
 Program = Callable[[DataFrame, DataFrame], DataFrame]
 """A stage's function: its inputs are two streams with the same columns."""
+
+
+class Recorded(msgspec.Struct):
+    """What a version of Spark plans for a program, as in a file."""
+
+    declared: tuple[str, ...]
+    planned: tuple[PlannedOperator, ...]
 
 
 def inputs(spark: SparkSession, one: str = "one", two: str = "two") -> tuple[DataFrame, DataFrame]:
@@ -103,6 +121,7 @@ def halves(first: str, second: str, function: Callable[[DataFrame], DataFrame] =
     return lambda one, two: function(one.where(first)).unionByName(function(one.where(second)))
 
 
+GROUPED, SUMMED = one_of(windows), one_of(sums)
 near = "k = k2 AND ts2 BETWEEN ts AND ts + INTERVAL 1 HOUR"
 ANOTHER_KEY, OF_ONE_SHAPE, BEHIND = "another key for its state", "operators of one shape", "has behind an operator in front"
 EXCHANGED, SIDES, VALUES = "have exchanged their names", "sides of its join", "keeps other state"
@@ -246,15 +265,15 @@ PAIRS: Mapping[str, tuple[Program, Program, str | None]] = {
         OF_ONE_SHAPE,
     ),
     # What Spark moves in front of an operator
-    "a filter on a key behind a group": (one_of(windows), one_of(lambda rows: windows(rows).where("k > 'm'")), BEHIND),
+    "a filter on a key behind a group": (GROUPED, one_of(lambda rows: windows(rows).where("k > 'm'")), BEHIND),
     "another filter on a key behind a group": (
         one_of(lambda rows: windows(rows).where("k > 'm'")),
         one_of(lambda rows: windows(rows).where("k > 'a'")),
         BEHIND,
     ),
-    "no filter on a key behind a group any more": (one_of(lambda rows: windows(rows).where("k > 'm'")), one_of(windows), BEHIND),
-    "a filter on NULL keys behind a group": (one_of(windows), one_of(lambda rows: windows(rows).where("k IS NOT NULL")), BEHIND),
-    "a filter on values behind a group": (one_of(windows), one_of(lambda rows: windows(rows).where("n > 3")), None),
+    "no filter on a key behind a group any more": (one_of(lambda rows: windows(rows).where("k > 'm'")), GROUPED, BEHIND),
+    "a filter on NULL keys behind a group": (GROUPED, one_of(lambda rows: windows(rows).where("k IS NOT NULL")), BEHIND),
+    "a filter on values behind a group": (GROUPED, one_of(lambda rows: windows(rows).where("n > 3")), None),
     "a filter on a key in front of a group, and behind it": (
         one_of(lambda rows: windows(rows.where("k > 'm'"))),
         one_of(lambda rows: windows(rows.where("k > 'm'")).where("k > 'm'")),
@@ -262,7 +281,7 @@ PAIRS: Mapping[str, tuple[Program, Program, str | None]] = {
     ),
     "a filter on one side behind a join": (joined, lambda one, two: joined(one, two).where("v > 3"), BEHIND),
     "a lookup behind a group": (
-        one_of(windows),
+        GROUPED,
         one_of(
             lambda rows: (
                 windows(rows).join(rows.sparkSession.range(3).selectExpr("string(id) AS k"), "k").select("window", "k", "n")
@@ -272,12 +291,12 @@ PAIRS: Mapping[str, tuple[Program, Program, str | None]] = {
     ),
     # Values
     "functions over exchanged columns": (
-        one_of(sums),
+        SUMMED,
         one_of(lambda rows: windows(rows, F.sum("w").alias("v"), F.sum("v").alias("w"))),
         VALUES,
     ),
     "functions over columns that a projection has exchanged": (
-        one_of(sums),
+        SUMMED,
         one_of(lambda rows: sums(rows.select("k", "ts", F.col("w").alias("v"), F.col("v").alias("w")))),
         EXCHANGED,
     ),
@@ -287,19 +306,19 @@ PAIRS: Mapping[str, tuple[Program, Program, str | None]] = {
         EXCHANGED,
     ),
     "functions in another order behind a group": (
-        one_of(sums),
+        SUMMED,
         one_of(lambda rows: sums(rows).select("window", "k", "w", "v")),
         VALUES,
     ),
     # What stays free
-    "the same": (one_of(sums), one_of(sums), None),
+    "the same": (SUMMED, SUMMED, None),
     "another filter in front of a group": (
         one_of(lambda rows: sums(rows.where("v > 3"))),
         one_of(lambda rows: sums(rows.where("w > 4"))),
         None,
     ),
     "another projection in front of a group": (
-        one_of(sums),
+        SUMMED,
         one_of(lambda rows: sums(rows.withColumn("v", F.col("v") * 3).withColumn("w", F.col("w") + F.col("v")))),
         None,
     ),
@@ -322,8 +341,98 @@ PAIRS: Mapping[str, tuple[Program, Program, str | None]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def describe_program(spark: SparkSession) -> Callable[[Program], PlanDescription]:
+    """Describes a program once, also if several tests use it."""
+    return lru_cache(maxsize=None)(lambda program: described(program(*inputs(spark))))
+
+
 @pytest.mark.parametrize(("before", "now", "said"), PAIRS.values(), ids=PAIRS)
-def test_what_a_changed_program_is_refused_for(spark: SparkSession, before: Program, now: Program, said: str | None) -> None:
-    held, present = described(before(*inputs(spark))), described(now(*inputs(spark)))
-    found = refusal(held, present)
+def test_what_a_changed_program_is_refused_for(
+    describe_program: Callable[[Program], PlanDescription], before: Program, now: Program, said: str | None
+) -> None:
+    found = refusal(describe_program(before), describe_program(now))
     assert found is None if said is None else found is not None and said in found, found
+
+
+# Settings that decide the plan
+
+JOINED_EQUAL = PAIRS["an equality behind a join"][1]
+EXCLUDED, RULES = "spark.sql.optimizer.excludedRules", "org.apache.spark.sql.catalyst.optimizer"
+
+
+@pytest.mark.parametrize(
+    ("program", "setting", "value", "said"),
+    [
+        (SUMMED, "spark.sql.ansi.enabled", "false", None),
+        (SUMMED, "spark.sql.caseSensitive", "true", None),
+        (JOINED_EQUAL, "spark.sql.adaptive.enabled", "false", None),
+        (JOINED_EQUAL, "spark.sql.exchange.reuse", "false", None),
+        (
+            PAIRS["a filter behind an outer join that makes it an inner one"][1],
+            EXCLUDED,
+            f"{RULES}.EliminateOuterJoin",
+            "another operator",
+        ),
+        (PAIRS["sides of a join that are exchanged"][0], EXCLUDED, f"{RULES}.ColumnPruning", VALUES),
+    ],
+)
+def test_settings_of_spark_that_decide_the_plan(
+    spark: SparkSession,
+    describe_program: Callable[[Program], PlanDescription],
+    program: Program,
+    setting: str,
+    value: str,
+    said: str | None,
+) -> None:
+    session = spark.newSession()
+    session.conf.set(setting, value)
+    found = refusal(describe_program(program), described(program(*inputs(session))))
+    assert found is None if said is None else found is not None and said in found, found
+
+
+# What each version of Spark plans
+
+RECORDED = Path(__file__).with_name("plans")
+VERSION = ".".join(pyspark.__version__.split(".")[:2])
+OF_VERSIONS = {
+    "duplicates": PAIRS["duplicates by keys in another order"][0],
+    "duplicates within the watermark": PAIRS["duplicates within the watermark by keys in another order"][0],
+    "groups": PAIRS["groups by keys in another order"][0],
+    "windows": SUMMED,
+    "sessions": PAIRS["sessions by keys in another order"][0],
+    "chained windows": PAIRS["two chains of groups that exchange places"][0],
+    "distinct rows": PAIRS["distinct rows of columns in another order"][0],
+    "applyInPandasWithState": PAIRS["applyInPandasWithState by exchanged columns"][0],
+    "transformWithState": PAIRS["transformWithState by exchanged columns"][0],
+    "join": PAIRS["another bound on the time behind a join"][0],
+    "join with an equality behind it": JOINED_EQUAL,
+    "two joins": PAIRS["two joins that exchange places"][0],
+    "a filter behind a group": PAIRS["a filter on a key behind a group"][1],
+    "a lookup behind a group": PAIRS["a lookup behind a group"][1],
+}
+
+
+@pytest.mark.parametrize(("name", "program"), OF_VERSIONS.items(), ids=OF_VERSIONS)
+def test_what_this_version_of_spark_plans(
+    describe_program: Callable[[Program], PlanDescription], name: str, program: Program
+) -> None:
+    found = describe_program(program)
+    assert found.planned is not None
+    file = RECORDED / f"spark-{VERSION}.json"
+    recorded = json.loads(file.read_text()) if file.exists() else {}
+    present = msgspec.to_builtins({"declared": found.operators["stage"], "planned": found.planned["stage"]})
+    if os.environ.get("REWRITE_PLANS"):
+        file.write_text(json.dumps({**recorded, name: present}, indent=1) + "\n")
+    else:
+        assert recorded.get(name) == present, f"Spark plans {name} in another way than {file} says"
+
+
+@pytest.mark.parametrize("name", OF_VERSIONS)
+def test_what_one_version_of_spark_has_planned_fits_another_one(name: str) -> None:
+    plans = [msgspec.convert(json.loads(file.read_text())[name], Recorded) for file in sorted(RECORDED.iterdir())]
+    assert len(plans) > 1
+    for before, now in permutations(plans, 2):
+        held = StageInstanceSnapshot(state_plan=before.declared, planned=before.planned)
+        snapshot = TaskSnapshot({"stage": held}, QuerySnapshot(4))
+        check_stateful_plans(snapshot, {"stage": now.declared}, "0", {}, "checkpoint 7", {"stage": now.planned})
