@@ -65,6 +65,12 @@ class SourceActsOnCommitError(StageError):
     repeats: ClassVar[bool] = True
 
 
+class NamedSourceError(StageError):
+    """A source has a name of Spark's own (`readStream.name`), under which Spark would keep its offsets."""
+
+    repeats: ClassVar[bool] = True
+
+
 class EndlessSourceError(StageError):
     """A bounded source reads rows that the clock makes: they have no end."""
 

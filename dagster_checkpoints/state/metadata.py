@@ -140,6 +140,39 @@ class OperatorState(_Struct, frozen=True):
     items: tuple[bytes, ...] = ()
 
 
+class PlannedInput(_Struct, frozen=True):
+    """What an operator that Spark has planned takes from one of its inputs: a join has two, every other operator one.
+
+    Attributes:
+        columns: what its state holds of this input, in order: a join's columns as "name: type", the names of an aggregation's
+            functions.
+        origins: the same, traced through the query to the columns of the sources.
+        steps: what stands between the sources and the operator, without order: filters, lookups, the sources themselves.
+    """
+
+    columns: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
+
+
+class PlannedOperator(_Struct, frozen=True):
+    """A stateful operator as Spark has planned it: analysis, optimization and planning done.
+
+    Attributes:
+        kind: what it is, such as "inner join of streams".
+        keys: the expressions of the key of its state, in order, traced to the columns of the sources; of a join both sides.
+        bounds: the conditions of a join that decide what its state holds and for how long.
+        pushed: the conditions that the query applies behind the operator, and Spark in front of it.
+        sides: its inputs, from left to right.
+    """
+
+    kind: str
+    keys: tuple[str, ...] = ()
+    bounds: tuple[str, ...] = ()
+    pushed: tuple[str, ...] = ()
+    sides: tuple[PlannedInput, ...] = ()
+
+
 class StageInstanceSnapshot(_Struct, frozen=True):
     """One instance of one stage.
 
@@ -152,6 +185,8 @@ class StageInstanceSnapshot(_Struct, frozen=True):
         state_plan: descriptions of the stage's stateful operators, for comparison; empty for a stage without state. None in a
             checkpoint of a release that did not record them.
         late_rows: number of rows dropped as late so far, for reporting.
+        planned: the stage's stateful operators as Spark has planned them, from the highest number of an operator to the lowest,
+            for comparison. Empty for a stage without state; None in a checkpoint of a release that did not record them.
     """
 
     operator_states: tuple[OperatorState, ...] = ()
@@ -160,6 +195,7 @@ class StageInstanceSnapshot(_Struct, frozen=True):
     transaction_files: dict[int, tuple[StateFile, ...]] = {}
     state_plan: tuple[str, ...] | None = None
     late_rows: int = 0
+    planned: tuple[PlannedOperator, ...] | None = None
 
 
 class FusedSourceSnapshot(_Struct, frozen=True):

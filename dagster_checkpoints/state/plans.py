@@ -1,15 +1,17 @@
 """Whether the plan of a query still fits its state and its offsets in a checkpoint.
 
-Plans are compared as text: the stateful operators of each stage, and the streaming sources of the query in Spark's order. Must
-not know Spark, nor the meaning of these texts.
+Plans are compared as text: the stateful operators of each stage, as they are declared and as Spark has planned them
+(:mod:`planned_operators`), and the streaming sources of the query in Spark's order. Must not know Spark, nor the meaning of these
+texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from dagster_checkpoints.state.errors import SourcesChanged, StatefulPlanChanged
-from dagster_checkpoints.state.metadata import TaskSnapshot
+from dagster_checkpoints.state.metadata import PlannedOperator, TaskSnapshot
+from dagster_checkpoints.state.planned_operators import PlannedDifference, difference, layout_difference
 from dagster_checkpoints.state.processor_states import fits_states
 
 IN_STATE = "; in state: "
@@ -23,7 +25,12 @@ _REMEDY = (
 
 
 def check_stateful_plans(
-    snapshot: TaskSnapshot, operators: Mapping[str, Sequence[str]], instance: str, locations: Mapping[str, object], where: str
+    snapshot: TaskSnapshot,
+    operators: Mapping[str, Sequence[str]],
+    instance: str,
+    locations: Mapping[str, object],
+    where: str,
+    planned: Mapping[str, Sequence[PlannedOperator]] | None = None,
 ) -> None:
     """Check that the stateful operators of each stage are those whose state the checkpoint holds.
 
@@ -37,6 +44,7 @@ def check_stateful_plans(
         instance: name of the task's instance, for the error.
         locations: by stage, the location of its function in the source code, for the error.
         where: the checkpoint, for the error.
+        planned: by stage, the operators that Spark plans for it now; None if they are not known.
 
     Raises:
         StatefulPlanChanged: names the stage and its operators, in the checkpoint and now.
@@ -45,17 +53,27 @@ def check_stateful_plans(
         return
     for stage, now in operators.items():
         before = snapshot.stages[stage].state_plan if stage in snapshot.stages else None
+        changed = None
         if before is not None and not _fits(before, now):
+            changed = f"  In the checkpoint: {_shown(before, now)}\n  Now: {_shown(now, before)}{_hint(before, now)}"
+        elif (found := _planned_difference(snapshot, stage, planned, difference)) is not None:
+            changed = f"  In the checkpoint: {found.before}\n  Now: {found.now}\nThe stage declares the same, but {found.reason}."
+        if changed is not None:
             raise StatefulPlanChanged(
                 f"Stage {stage!r} (instance {instance!r}, {locations.get(stage, 'defined elsewhere')}) keeps other state than in "
-                f"{where}.\n  In the checkpoint: {_shown(before, now)}\n  Now: {_shown(now, before)}{_hint(before, now)}\n"
+                f"{where}.\n{changed}\n"
                 "Spark would continue with the old state under the new plan, and the rows of both would be in one output. "
                 f"{_REMEDY}; or take the risk with allow_changed_plan: true."
             )
 
 
 def check_divided_plans(
-    snapshot: TaskSnapshot, operators: Mapping[str, Sequence[str]], instance: str, locations: Mapping[str, object], where: str
+    snapshot: TaskSnapshot,
+    operators: Mapping[str, Sequence[str]],
+    instance: str,
+    locations: Mapping[str, object],
+    where: str,
+    planned: Mapping[str, Sequence[PlannedOperator]] | None = None,
 ) -> None:
     """Check that each stage has as many stateful operators in its own query as it had in the recorded one, which was divided.
 
@@ -68,12 +86,16 @@ def check_divided_plans(
         before = snapshot.stages[stage].state_plan if stage in snapshot.stages else None
         if snapshot.query is None or before is None:
             continue
+        changed = None
         if len(before) != len(now) or not all(map(_keeps_the_same, before, now)):
+            changed = f"  In the checkpoint: {_shown(before, now)}\n  Now: {_shown(now, before)}"
+        elif (found := _planned_difference(snapshot, stage, planned, layout_difference)) is not None:
+            changed = f"  In the checkpoint: {found.before}\n  Now: {found.now}\n{found.reason}."
+        if changed is not None:
             raise StatefulPlanChanged(
                 f"Stage {stage!r} (instance {instance!r}, {locations.get(stage, 'defined elsewhere')}) shared a query with other "
                 f"stages in {where}, and gets one of its own now, in which it has other stateful operators, or keeps other "
-                f"columns in their state.\n  In the checkpoint: {_shown(before, now)}\n  Now: {_shown(now, before)}\nThe state "
-                f"cannot be divided. {_REMEDY}."
+                f"columns in their state.\n{changed}\nThe state cannot be divided. {_REMEDY}."
             )
 
 
@@ -111,6 +133,17 @@ def _fits(before: Sequence[str], now: Sequence[str]) -> bool:
         (_declared(this) == _declared(other) or fits_states(this, other)) and _keeps_the_same(this, other)
         for this, other in zip(before, now, strict=True)
     )
+
+
+def _planned_difference(
+    snapshot: TaskSnapshot,
+    stage: str,
+    planned: Mapping[str, Sequence[PlannedOperator]] | None,
+    compare: Callable[[Sequence[PlannedOperator], Sequence[PlannedOperator]], PlannedDifference | None],
+) -> PlannedDifference | None:
+    """How the planned operators of a stage differ from those in a checkpoint; None if they do not, or if these are not known."""
+    before = snapshot.stages[stage].planned if stage in snapshot.stages else None
+    return compare(before, planned[stage]) if before is not None and planned is not None else None
 
 
 def _declared(operator: str) -> str:

@@ -48,15 +48,16 @@ def dealt_out(stage: str, old: Sequence[TaskSnapshot | None], parallelism: int) 
         for part, task in zip(held, old, strict=True)
     ]
     states = deal_out_operator_states(kept, parallelism)
-    plans = (part.state_plan for part, task in zip(held, old, strict=True) if not has_ended(task))
-    plan = next((plan for plan in plans if plan is not None), None)
+    running = (part for part, task in zip(held, old, strict=True) if not has_ended(task))
+    described = next((part for part in running if part.state_plan is not None), StageInstanceSnapshot())
     gone = held[parallelism:]
     return [
         StageInstanceSnapshot(
             operator_states=states[index],
             rows_out=(held[index].rows_out if index < len(held) else 0) + (sum(g.rows_out for g in gone) if index == 0 else 0),
             late_rows=(held[index].late_rows if index < len(held) else 0) + (sum(g.late_rows for g in gone) if index == 0 else 0),
-            state_plan=plan,
+            state_plan=described.state_plan,
+            planned=described.planned,
         )
         for index in range(parallelism)
     ]

@@ -48,6 +48,11 @@ CLUSTER = {"spark.master": "spark://h:7077"}
         ),
         ({"spark_config": {"spark.sql.streaming.minBatchesToRetain": "few"}}, SparkSettingError, "minBatchesToRetain=few"),
         ({"spark_config": {"spark.scheduler.mode": "FIFO"}}, SparkSettingError, "checkpoints need spark.scheduler.mode=FAIR"),
+        (
+            {"spark_config": {"spark.sql.streaming.queryEvolution.enableSourceEvolution": True}},
+            SparkSettingError,
+            "enableSourceEvolution=true: checkpoints need spark.sql.streaming.queryEvolution.enableSourceEvolution=false",
+        ),
         ({"spark_config": {"spark.remote": "sc://h"}}, SparkSettingError, "Spark Connect is not supported"),
     ],
 )

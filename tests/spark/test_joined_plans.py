@@ -56,7 +56,9 @@ def paired(rows: DataFrame) -> DataFrame:
 def test_what_the_optimizer_changes_in_the_state(spark: SparkSession, stages: list[Function], different: int | None) -> None:
     def rows() -> DataFrame:
         rate = (
-            spark.readStream.format("rate").load().selectExpr("timestamp as ts", "string(value) as k", "value as v", "value as w")
+            spark.readStream.format("rate")
+            .load()
+            .selectExpr("timestamp as ts", "string(value) as k", "value as v", "value + 1 as w")
         )
         return rate.withWatermark("ts", "1 minute")
 

@@ -46,6 +46,7 @@ class WithCause(Exception):
         (errors.StageQueryError("s", "0", "p"), True),
         (errors.SourceActsOnCommitError("s", "0", "p"), True),
         (errors.EndlessSourceError("s", "0", "p"), True),
+        (errors.NamedSourceError("s", "0", "p"), True),
         (errors.RestoredSchemaError("p"), True),
         (errors.StagePlanFailedError("s", "0", "p"), True),
         (errors.StageFailedError("s", "0", "p"), False),

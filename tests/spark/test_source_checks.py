@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, SimpleDataSourceStreamReader
+from pyspark.sql.streaming import DataStreamReader
 
 from dagster_checkpoints.pipeline import Pipeline, StageContext, bounded_source, stage, unbounded_source
-from dagster_checkpoints.spark.errors import EndlessSourceError, SourceActsOnCommitError
+from dagster_checkpoints.spark.errors import EndlessSourceError, NamedSourceError, SourceActsOnCommitError, StageFailedError
 from dagster_checkpoints.spark.job.events import JobStarted
 from dagster_checkpoints.spark.query import source_checks
 from dagster_checkpoints.spark.query.source_checks import StreamingSource, acts_on_commit, missing_limit
-from dagster_checkpoints.spark.query.stage_calls import StageCall
+from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
 
 FLIGHTS = "k string, ts timestamp, v long"
 
@@ -182,6 +183,29 @@ def test_a_source_that_is_not_known_to_keep_its_rows_is_warned_of(spark: Any, mo
     monkeypatch.setattr(source_checks, "_KEEPS_ROWS", frozenset({"kafka"}))
     [warning] = source_checks.check_source(call, frame)
     assert warning.startswith("Stage 'ticks': it is not known what rate in ") and "they are lost" in warning
+
+
+@pytest.mark.skipif(not hasattr(DataStreamReader, "name"), reason="Spark 4.2 has begun to name sources")
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_source_with_a_name_of_sparks_own_is_refused(spark: Any, enabled: bool) -> None:
+    """Spark would write its offsets by names, in the second version of its log."""
+
+    @unbounded_source
+    def ticks(context):
+        return context.spark.readStream.format("rate").name("own").load()
+
+    session = spark.newSession()
+    session.conf.set("spark.sql.streaming.queryEvolution.enableSourceEvolution", str(enabled).lower())
+    context = StageContext(spark=session, stage="ticks", instance="0", index=0, parallelism=1, state=None, log=None)  # type: ignore
+    call = StageCall(ticks, context)
+    if not enabled:
+        with pytest.raises(
+            StageFailedError, match=r"name of Spark's own with readStream\.name.*do not set the setting that Spark"
+        ):
+            transform_stage(call, {})
+        return
+    with pytest.raises(NamedSourceError, match=r"'ticks' .*found rate \(.*readStream\.name\('own'\)\.[\s\S]*Remove \.name"):
+        source_checks.check_source(call, transform_stage(call, {}))
 
 
 @pytest.mark.parametrize("kind", ["rate", "rate-micro-batch"])

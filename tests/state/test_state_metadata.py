@@ -22,6 +22,8 @@ from dagster_checkpoints.state import (
     FusedSourceSnapshot,
     InputMetadata,
     OperatorState,
+    PlannedInput,
+    PlannedOperator,
     QuerySnapshot,
     Segment,
     StageInstanceSnapshot,
@@ -234,6 +236,37 @@ STATE_PARTITIONS = CheckpointMetadata(
 )
 """Keyed state whose key groups are its state partitions, four of each instance."""
 
+PLANNED = CheckpointMetadata(
+    pipeline="flights",
+    checkpoint_id=15,
+    stages=(StageMetadata("hourly", 1, ("0",)),),
+    chains=(
+        ChainMetadata(
+            "hourly",
+            ("hourly",),
+            {
+                0: TaskSnapshot(
+                    stages={
+                        "hourly": StageInstanceSnapshot(
+                            planned=(
+                                PlannedOperator(
+                                    "inner join of streams",
+                                    ("left.k = right.k",),
+                                    ("(left.ts = right.ts)",),
+                                    ("left side: (k > 3)",),
+                                    (PlannedInput(("k: bigint",), ("k",), ("rows of records of input 'live'",)), PlannedInput()),
+                                ),
+                            )
+                        ),
+                    },
+                    query=QuerySnapshot(4, (file("offsets/4"),)),
+                )
+            },
+        ),
+    ),
+)
+"""The operators that Spark has planned for the state of a query."""
+
 WRITTEN = {
     "version-1.metadata": EVERYTHING,
     "version-1-transaction-files.metadata": SAVEPOINT,
@@ -244,6 +277,7 @@ WRITTEN = {
     "version-1-late-rows.metadata": LATE_ROWS,
     "version-1-splits.metadata": SPLITS_READ,
     "version-1-state-partitions.metadata": STATE_PARTITIONS,
+    "version-1-planned.metadata": PLANNED,
 }
 """The content of each stored example. A file is added with each addition to the format and never changed."""
 
@@ -294,6 +328,7 @@ def test_additions_to_the_format_are_written_only_where_used() -> None:
         b"splits": (6,),
         b'"complete":': (6,),
         b"state_partitions": (7,),
+        b"planned": (8,),
     }
     for addition, only in additions.items():
         assert [addition in data for data in written] == [number in only for number in range(len(written))]

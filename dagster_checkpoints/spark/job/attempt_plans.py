@@ -23,7 +23,7 @@ from dagster_checkpoints.spark.query.channel_sources import ChannelSources
 from dagster_checkpoints.spark.query.column_types import not_written
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage, stand_in
 from dagster_checkpoints.spark.query.joined_plans import QueriesStayApart, differing_state
-from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, describe, reads_watermarks
+from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, describe, in_one, keeps_state, reads_watermarks
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.restored_plans import check_restored_plan, recorded_sources, with_ended_sources
 from dagster_checkpoints.spark.query.routed_keys import RoutedKey, check_key_of_state, name_in_joins, operators_without
@@ -157,10 +157,8 @@ class AttemptPlans:
                 self._warned.add(text)
                 self._log.warning("%s", text)
         functions = all(isinstance(i.stage, FunctionStage) for i in instances)  # functions may be called twice
-        if not known:  # also a part of a query that was divided: it has read no source yet
-            without_watermarks = plans.keeps_no_state(plan)
-        else:  # a query that is restored keeps its sources
-            without_watermarks = not reads_watermarks(known) and not describe(plan).keeps_state
+        # A query that is restored keeps its sources. One without them may be a part of a query that was divided.
+        without_watermarks = not reads_watermarks(known) and not keeps_state(plan) if known else plans.keeps_no_state(plan)
         if functions and any(carried.values()) and without_watermarks:
             frames = {i.name: self._frame(i, tables, None) for i in inputs}
             return replace(plans.build_plan(self._pipeline, calls, frames), takes_watermark=False)
@@ -185,21 +183,21 @@ class AttemptPlans:
         Raises:
             QueriesStayApart: They do not. As separate queries they may fit, or a restore refuses them.
         """
-        operators: dict[str, tuple[str, ...]] = {}
+        separately = []
         results = []
         known = dict(self.schemas)
         for part in restored.plan.joined[chain.name]:
             alone = Chain(part.name, part.stages, chain.instances)
             separate = self._analyse(alone, index, self.inputs(alone, index))
             self.schemas[part.stages[-1]] = separate.schema
-            operators |= describe(separate).operators
+            separately.append(describe(separate))
             results.append((part.stages[-1], separate.frame))
         self.schemas.clear()
         self.schemas.update(known)
         different = differing_state(plan.outputs, results)
         if different:
             raise QueriesStayApart(chain.name, different)
-        as_parts = PlanDescription(operators, described.sources)
+        as_parts = in_one(separately, described.sources)
         try:
             check_restored_plan(
                 self._pipeline, restored.metadata, chain, index, described, as_parts, allow_changed_plan=False, log=self._log

@@ -1,6 +1,6 @@
-"""Whether queries that were separate in a checkpoint keep the same state as one query: a comparison of optimized plans.
+"""Whether queries that were separate in a checkpoint keep the same state as one query: a comparison of planned operators.
 
-What the optimizer leaves in the state of one query depends on all of its stages (`optimized_state`). Analysis only; must not know
+What Spark leaves in the state of one query depends on all of its stages (`planned_state`). Analysis only; must not know
 tasks or storage.
 
 Source: Spark's `ColumnPruning`, `CollapseProject` and `RemoveRedundantAggregates`.
@@ -9,12 +9,16 @@ Source: Spark's `ColumnPruning`, `CollapseProject` and `RemoveRedundantAggregate
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dagster_checkpoints.spark.query.optimized_state import aggregate_functions, columns_of_sides, optimized_nodes
-from dagster_checkpoints.spark.query.plan_text import Node, as_written
+import msgspec
+
+from dagster_checkpoints.spark.query.plan_fingerprint import stream_text
+from dagster_checkpoints.spark.query.plan_nodes import analyzed
+from dagster_checkpoints.spark.query.planned_query import query_execution
+from dagster_checkpoints.spark.query.planned_state import planned_operators
+from dagster_checkpoints.state import PlannedOperator
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,19 +36,6 @@ class QueriesStayApart(Exception):
         super().__init__(reason)
         self.chain = chain
         self.reason = reason
-
-
-@dataclass(frozen=True)
-class _OptimizedOperator:
-    """A stateful operator of an optimized plan.
-
-    Attributes:
-        text: All that its state consists of, in order, with the columns under their names.
-        shape: The same without the names, which are others if the operator reads a channel.
-    """
-
-    text: str
-    shape: tuple[str, ...]
 
 
 def differing_state(outputs: Mapping[str, DataFrame], parts: Sequence[tuple[str, DataFrame]]) -> str | None:
@@ -65,22 +56,26 @@ def _different(outputs: Mapping[str, DataFrame], parts: Sequence[tuple[str, Data
     if found[0] != _operators(parts[0][1]):
         return f"the state of the query that ends with {parts[0][0]!r} is another one there"
     for (before, after), (earlier, (tail, alone)) in zip(pairwise(found), pairwise(parts), strict=True):
-        kept, added = after[: len(before)], [each.shape for each in after[len(before) :]]
-        if kept != before or added != [each.shape for each in _operators(alone)]:
+        kept, added = after[: len(before)], list(map(_shape, after[len(before) :]))
+        if kept != before or added != list(map(_shape, _operators(alone))):
             name = earlier[0] if kept != before else tail
-            return f"Spark would keep other columns, or in another order, in the state of the query that ends with {name!r}"
+            return (
+                "Spark would keep other columns, or in another order, or rows of another condition, in the state of the query "
+                f"that ends with {name!r}"
+            )
     return None
 
 
-def _operators(frame: DataFrame) -> list[_OptimizedOperator]:
-    """The stateful operators of the optimized plan, from the input to the output."""
-    return [_operator(node, of) for node, of in optimized_nodes(frame)]
+def _operators(frame: DataFrame) -> list[PlannedOperator]:
+    """The operators that Spark plans, without what stands in front of them, which is the same."""
+    execution = query_execution(frame.sparkSession, analyzed(frame), "append")
+    return [
+        msgspec.structs.replace(each, sides=tuple(msgspec.structs.replace(side, steps=()) for side in each.sides))
+        for each in planned_operators(frame, execution, "append", stream_text)
+    ]
 
 
-def _operator(node: Node, of: Any) -> _OptimizedOperator:
-    keys = [as_written(each) for name in ("groupingExpressions", "keys", "groupingAttributes") for each in node.expressions(name)]
-    functions = {as_written(each): each.children[0].kind for each in aggregate_functions(node)}
-    sides = columns_of_sides(of) if node.kind == "Join" else []
-    text = f"{node.kind} by {keys}: {list(functions)} {sides} {node.fields.get('groupingAttributesLen')}"
-    counts = (len(keys), *map(len, sides), node.fields.get("groupingAttributesLen"))
-    return _OptimizedOperator(text, (node.kind, *map(str, counts), *functions.values()))
+def _shape(operator: PlannedOperator) -> tuple[object, ...]:
+    """All that the state of an operator consists of, without the names of columns, which are others if it reads a channel."""
+    functions = () if len(operator.sides) > 1 else operator.sides[0].columns
+    return operator.kind, len(operator.keys), len(operator.pushed), [len(side.columns) for side in operator.sides], functions

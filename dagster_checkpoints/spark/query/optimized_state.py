@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dagster_checkpoints.spark.query.plan_nodes import analyzed, children, nodes
+from dagster_checkpoints.spark.query.plan_nodes import children, nodes
 from dagster_checkpoints.spark.query.plan_text import Node, parse
 from dagster_checkpoints.spark.query.stateful_nodes import stateful_nodes, stateful_nodes_of
 
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def optimized_nodes(frame: DataFrame) -> list[tuple[Node, Any]]:
+def _optimized_nodes(plan: Any) -> list[tuple[Node, Any]]:
     """The stateful operators of an optimized plan, from the input to the output, each with Spark's object."""
-    plan = frame.sparkSession._jsparkSession.sessionState().optimizer().execute(analyzed(frame))
     wanted = stateful_nodes_of(parse(plan.toJSON()))
     objects = list(nodes(plan)) if wanted else []  # in the order of the JSON
     return [(node, objects[node.number]) for node in wanted]
@@ -35,12 +34,7 @@ def aggregate_functions(node: Node) -> Iterator[Node]:
         yield from (part for part in each.all() if part.kind == "AggregateExpression")
 
 
-def columns_of_sides(join: Any) -> list[list[str]]:
-    """The columns that a join of streams keeps of its left and right side, with their types."""
-    return [_columns(child) for child in children(join)]
-
-
-def kept_in_state(frame: DataFrame) -> list[str] | None:
+def kept_in_state(frame: DataFrame, optimized_plan: Any) -> list[str] | None:
     """By stateful operator, from the input to the output, what its state holds; an empty text if its declaration says that.
 
     Aggregate functions are named by their positions among the declared ones, from 1: the optimizer also replaces the expressions
@@ -48,8 +42,9 @@ def kept_in_state(frame: DataFrame) -> list[str] | None:
 
     Args:
         frame: the result of a query.
+        optimized_plan: its optimized plan, a JVM object.
     """
-    declared, optimized = stateful_nodes(frame), optimized_nodes(frame)
+    declared, optimized = stateful_nodes(frame), _optimized_nodes(optimized_plan)
     if len(declared) != len(optimized):
         return None
     found = [_kept(node, kept, of) for node, (kept, of) in zip(declared, optimized, strict=True)]
@@ -58,7 +53,7 @@ def kept_in_state(frame: DataFrame) -> list[str] | None:
 
 def _kept(declared: Node, optimized: Node, of: Any) -> str | None:
     if declared.kind == optimized.kind == "Join":
-        left, right = columns_of_sides(of)
+        left, right = (_columns(child) for child in children(of))
         return f"{', '.join(left) or 'nothing'} of the left side, {', '.join(right) or 'nothing'} of the right side"
     if declared.kind != "Aggregate" or optimized.kind != "Aggregate":
         return ""

@@ -23,9 +23,11 @@ from dagster_checkpoints.spark.query.channel_sources import ENDED, INPUT_OPTION,
 from dagster_checkpoints.spark.query.optimized_state import aggregate_functions, kept_in_state
 from dagster_checkpoints.spark.query.plan_nodes import analyzed, nodes
 from dagster_checkpoints.spark.query.plan_text import Node, as_written, column_origins, traced, type_text
+from dagster_checkpoints.spark.query.planned_query import query_execution
+from dagster_checkpoints.spark.query.planned_state import WATERMARK_SOURCE, planned_operators
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.stateful_nodes import PROCESSOR, stateful_nodes
-from dagster_checkpoints.state import ENCODED_AS_AVRO, IN_STATE
+from dagster_checkpoints.state import ENCODED_AS_AVRO, IN_STATE, PlannedOperator
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,10 +47,13 @@ class PlanDescription:
     Attributes:
         operators: By stage, the stateful operators that its function adds, from the input to the output.
         sources: The streaming sources, in the order in which Spark numbers them. Empty for a batch result.
+        planned: By stage, the stateful operators that Spark plans for it, from the input to the output. None if its plan cannot
+            be described.
     """
 
     operators: Mapping[str, tuple[str, ...]]
     sources: tuple[str, ...]
+    planned: Mapping[str, tuple[PlannedOperator, ...]] | None
 
     @property
     def keeps_state(self) -> bool:
@@ -60,10 +65,10 @@ def describe(plan: QueryPlan) -> PlanDescription:
     """Describe the plan of a chain, stage by stage."""
     stages = list(plan.outputs)
     if not plan.streaming:
-        return PlanDescription(dict.fromkeys(stages, ()), ())
+        return PlanDescription(dict.fromkeys(stages, ()), (), dict.fromkeys(stages, ()))
     sources = tuple(_source(node) for node in nodes(analyzed(plan.frame)) if node.nodeName() in _SOURCES)
     if not _operators(plan.frame):
-        return PlanDescription(dict.fromkeys(stages, ()), sources)
+        return PlanDescription(dict.fromkeys(stages, ()), sources, dict.fromkeys(stages, ()))
     operators: dict[str, tuple[str, ...]] = {}
     before: list[str] = []
     stage_of: list[str] = []
@@ -77,10 +82,32 @@ def describe(plan: QueryPlan) -> PlanDescription:
         operators[stage] = (*after[:start], *after[end:])
         stage_of = [*[stage] * start, *stage_of, *[stage] * (len(after) - end)]
         before = after
-    operators |= _with_kept(operators, stage_of, _kept(plan.frame))
+    execution = query_execution(plan.frame.sparkSession, analyzed(plan.frame), plan.output_mode)
+    operators |= _with_kept(operators, stage_of, _kept(plan, execution))
+    planned = _planned(plan, execution)
     if plan.output_mode != "append":
         operators[stages[-1]] += (f"output mode {plan.output_mode}",)
-    return PlanDescription(operators, sources)
+    return PlanDescription(operators, sources, _by_stage(stages, stage_of, planned) if planned is not None else None)
+
+
+def in_one(descriptions: Sequence[PlanDescription], sources: tuple[str, ...]) -> PlanDescription:
+    """The descriptions of several queries as that of one.
+
+    Args:
+        descriptions: The descriptions.
+        sources: The sources of the one query.
+    """
+    operators: dict[str, tuple[str, ...]] = {}
+    planned: dict[str, tuple[PlannedOperator, ...]] = {}
+    for each in descriptions:
+        operators.update(each.operators)
+        planned.update(each.planned or {})
+    return PlanDescription(operators, sources, planned if all(each.planned is not None for each in descriptions) else None)
+
+
+def keeps_state(plan: QueryPlan) -> bool:
+    """Whether the query of a plan has a stateful operator, or replaces rows that it has emitted."""
+    return plan.streaming and (plan.output_mode != "append" or bool(stateful_nodes(plan.frame)))
 
 
 def reads_watermarks(sources: Sequence[str]) -> bool:
@@ -108,10 +135,17 @@ def _position(before: Sequence[str], after: Sequence[str]) -> int | None:
     return next((start for start in starts if after[start : start + len(before)] == before), None)
 
 
-def _kept(frame: DataFrame) -> list[str] | None:
+def _kept(plan: QueryPlan, execution: Any) -> list[str] | None:
     """By operator, what the optimizer leaves in its state; None if that is not known."""
     with contextlib.suppress(Exception):  # of the optimizer, or of a plan that cannot be written as JSON
-        return kept_in_state(frame)
+        return kept_in_state(plan.frame, execution.optimizedPlan())
+    return None
+
+
+def _planned(plan: QueryPlan, execution: Any) -> list[PlannedOperator] | None:
+    """The operators that Spark plans; None if that is not known."""
+    with contextlib.suppress(Exception):  # of the planner, or of a plan that cannot be written as JSON
+        return planned_operators(plan.frame, execution, plan.output_mode, stream_text)
     return None
 
 
@@ -134,7 +168,27 @@ def _with_kept(
     return {stage: tuple(found) for stage, found in texts.items()}
 
 
+def _by_stage(
+    stages: Sequence[str], stage_of: Sequence[str], planned: Sequence[PlannedOperator]
+) -> dict[str, tuple[PlannedOperator, ...]]:
+    """The planned operators by stage.
+
+    Each stage but the first has one input: its operators have lower numbers than those of the stages in front of it. Where Spark
+    plans more or fewer operators than the stages have, all count as those of the last stage with state.
+    """
+    owners = sorted(stage_of, key=stages.index)
+    if len(planned) != len(owners):
+        owners = [owners[-1]] * len(planned)
+    return {stage: tuple(each for each, owner in zip(planned, owners, strict=True) if owner == stage) for stage in stages}
+
+
 # Sources
+
+
+def stream_text(node: Any) -> str:
+    """A stream's name in a description of operators."""
+    text = _source(node)
+    return WATERMARK_SOURCE if text.startswith(_WATERMARK_OF) else text
 
 
 def _source(node: Any) -> str:

@@ -1,8 +1,8 @@
-"""An analyzed logical plan, read from Spark's JSON, and its expressions as text in which columns are traced to their origin.
+"""A plan of Spark, read from its JSON, and the expressions of the plan as text in which columns are traced to their origin.
 
-The text is the same in every process: it holds no expression ids, no qualifiers and no seeds. It is stored in checkpoints: if
-an expression were written in another way, the plans of older checkpoints would count as changed. Must not know stages,
-checkpoints, or a Spark session.
+The plan may be an analyzed one, an optimized one, or a physical one. The text is the same in every process: it holds no
+expression ids, no qualifiers and no seeds. It is stored in checkpoints: if an expression were written in another way, the plans
+of older checkpoints would count as changed. Must not know stages, checkpoints, or a Spark session.
 
 Source: Spark's `TreeNode.toJSON`; `TimeWindowing` and `SessionWindowing` for the expressions of a window in the analyzed plan.
 """
@@ -61,6 +61,18 @@ _IGNORED_FIELDS = frozenset(
 BOUNDARY = "__dagster_checkpoints_source_"
 """How the alias begins that encloses a fused source: columns are traced to it, and no further, since nothing reads the source any
 more after it has ended."""
+# By node, the field with the columns that it computes, or adds to those of its input.
+_COMPUTED = {
+    "Project": "projectList",
+    "Aggregate": "aggregateExpressions",
+    "HashAggregate": "resultExpressions",
+    "MergingSessions": "resultExpressions",
+    "ObjectHashAggregate": "resultExpressions",
+    "SortAggregate": "resultExpressions",
+}
+_UDFS = frozenset({"ArrowEvalPython", "BatchEvalPython"})
+_ADDED = {"Generate": "generatorOutput", **dict.fromkeys(_UDFS, "resultAttrs")}
+_OUTPUTS = ("output", "outputAttrs", "outputAttributes", "outAttributes")
 _BY_TIME_ZONE = frozenset({"date", "timestamp", "timestamp_ntz", "string"})
 
 
@@ -69,7 +81,7 @@ class Node:
     """A node of a plan or of an expression.
 
     Attributes:
-        kind: The simple name of the node's class.
+        kind: The simple name of the node's class, without the "Exec" of physical operators.
         fields: The arguments of the class's constructor, as JSON.
         number: The node's position in the tree, from the top down.
     """
@@ -116,7 +128,12 @@ class Node:
 
 def parse(text: str) -> Node:
     """The plan that `TreeNode.toJSON` wrote."""
-    return _tree(json.loads(text))
+    return parse_items(json.loads(text))
+
+
+def parse_items(items: Sequence[Mapping[str, Any]]) -> Node:
+    """The plan whose nodes are listed from the top down, each with the number of its children."""
+    return _tree(items)
 
 
 def is_streaming(plan: Node) -> bool:
@@ -144,12 +161,47 @@ def column_origins(plan: Node) -> list[str]:
     return [_origin(identity, "?", plan) for identity in plan.output]
 
 
+def conjuncts(condition: Node) -> Iterator[Node]:
+    """The parts of a condition that are connected by AND, from left to right."""
+    if condition.kind == "And":
+        for each in condition.children:
+            yield from conjuncts(each)
+    else:
+        yield condition
+
+
+def is_opaque(plan: Node) -> bool:
+    """Whether a plan's node is the filter through which Spark's optimizer cannot look: below it is an input, or a fused source.
+
+    It is `spark_partition_id() >= 0`: true for each row, and nondeterministic.
+    """
+    return plan.kind == "Filter" and any(
+        part.kind == "GreaterThanOrEqual" and part.children[0].kind == "SparkPartitionID" and part.children[1].kind == "Literal"
+        for condition in plan.expressions("condition")
+        for part in conjuncts(condition)
+    )
+
+
+def fused_parts(plan: Node) -> Iterator[tuple[str, Node]]:
+    """The fused sources in an analyzed plan: the name of each, and the part of the plan that it is."""
+    for node in plan.all():
+        alias = _alias(node)
+        if alias.startswith(BOUNDARY):
+            yield alias.removeprefix(BOUNDARY), node
+
+
+def _alias(plan: Node) -> str:
+    """The name that a plan's node gives to its columns; "" for any other node."""
+    identifier = plan.fields.get("identifier") if plan.kind == "SubqueryAlias" else None
+    return str(identifier.get("name")) if isinstance(identifier, Mapping) else ""
+
+
 def _tree(items: Sequence[Mapping[str, Any]]) -> Node:
     """The tree of nodes listed from the top down, each with its number of children. No recursion: some trees are deep."""
     built: list[Node] = []
     for number, fields in reversed(list(enumerate(items))):
         children = tuple(built.pop() for _ in range(int(fields["num-children"])))
-        built.append(Node(str(fields["class"]).rpartition(".")[2], fields, children, number))
+        built.append(Node(str(fields["class"]).rpartition(".")[2].removesuffix("Exec"), fields, children, number))
     return built[0]
 
 
@@ -297,29 +349,30 @@ type_text = _type
 # Origins of columns
 
 
-def _identity(node: Node) -> int:
+def identity_of(node: Node) -> int:
+    """The id of a column, or of an expression with a name; -1 for any other node."""
     return int((node.fields.get("exprId") or {}).get("id", -1))
 
 
 def _output(plan: Node) -> list[int]:
     """The ids of the columns that a plan's node returns, in order."""
     children = plan.children
-    if plan.kind == "Project":
-        return [_identity(each) for each in plan.expressions("projectList")]
-    if plan.kind == "Aggregate":
-        return [_identity(each) for each in plan.expressions("aggregateExpressions")]
-    if plan.kind == "Generate":
-        return [*children[0].output, *(_identity(each) for each in plan.expressions("generatorOutput"))]
-    for name in ("output", "outputAttrs", "outputAttributes"):
+    if plan.kind in _COMPUTED:
+        return [identity_of(each) for each in plan.expressions(_COMPUTED[plan.kind])]
+    if plan.kind == "Generate" and "requiredChildOutput" in plan.fields:
+        return [identity_of(each) for name in ("requiredChildOutput", "generatorOutput") for each in plan.expressions(name)]
+    if plan.kind in _ADDED:
+        return [*children[0].output, *(identity_of(each) for each in plan.expressions(_ADDED[plan.kind]))]
+    for name in _OUTPUTS:
         if plan.expressions(name):
-            return [_identity(each) for each in plan.expressions(name)]
+            return [identity_of(each) for each in plan.expressions(name)]
     if plan.kind == "Union":
         return list(children[0].output)
     return [identity for child in children for identity in child.output]
 
 
 def _origin_in(column: Node, plans: Sequence[Node], sides: Sequence[str]) -> str:
-    name, identity = str(column.fields["name"]), _identity(column)
+    name, identity = str(column.fields["name"]), identity_of(column)
     for number, plan in enumerate(plans):
         if identity in plan.returned:
             return f"{sides[number] if sides else ''}{_origin(identity, name, plan)}"
@@ -338,23 +391,34 @@ def _origin_of(identity: int, name: str, plan: Node) -> str:
     while True:
         if plan.kind == "Union":
             return _origin_in_union(identity, name, plan)
-        if plan.kind == "SubqueryAlias" and str(plan.fields.get("identifier")).count(BOUNDARY):
-            return next((str(n.fields["name"]) for below in plan.all() for n in _named(below) if _identity(n) == identity), name)
+        if _alias(plan).startswith(BOUNDARY) or is_opaque(plan):
+            return next(
+                (str(n.fields["name"]) for below in plan.all() for n in _named(below) if identity_of(n) == identity), name
+            )
         if plan.kind == "Expand":
             place = plan.output.index(identity)
             rows = [_expressions_of(row) for row in plan.fields.get("projections") or ()]
             return _either([traced(row[place], plan.children) for row in rows if place < len(row)]) or name
-        if plan.kind in ("Project", "Aggregate"):
-            of = "projectList" if plan.kind == "Project" else "aggregateExpressions"
-            column = next((each for each in plan.expressions(of) if _identity(each) == identity), None)
+        if plan.kind in _UDFS and (called := _called(identity, plan)) is not None:
+            return traced(called, plan.children)
+        if plan.kind in _COMPUTED:
+            computed = (each for of in (_COMPUTED[plan.kind], "groupingExpressions") for each in plan.expressions(of))
+            same = [each for each in computed if identity_of(each) == identity]
+            column = next((each for each in same if each.kind == "Alias"), None)
             if column is not None and column.kind == "Alias":
                 # The text of the aggregation itself contains the expressions that it computes.
                 aggregated = plan.kind == "Aggregate" and any(n.kind == "AggregateExpression" for n in column.all())
                 return str(column.fields["name"]) if aggregated else traced(column, plan.children)
         below = next((child for child in plan.children if identity in child.returned), None)
         if below is None:
-            return next((str(n.fields["name"]) for n in _own_columns(plan) if _identity(n) == identity), name)
+            return next((str(n.fields["name"]) for n in _own_columns(plan) if identity_of(n) == identity), name)
         plan = below
+
+
+def _called(identity: int, plan: Node) -> Node | None:
+    """The user-defined function whose result is a column of a plan's node that calls functions."""
+    results = [identity_of(each) for each in plan.expressions("resultAttrs")]
+    return plan.expressions("udfs")[results.index(identity)] if identity in results else None
 
 
 def _origin_in_union(identity: int, name: str, plan: Node) -> str:
@@ -364,8 +428,7 @@ def _origin_in_union(identity: int, name: str, plan: Node) -> str:
 
 
 def _own_columns(plan: Node) -> list[Node]:
-    fields = ("output", "outputAttrs", "outputAttributes", "generatorOutput")
-    return [each for name in fields for each in plan.expressions(name) if "name" in each.fields]
+    return [each for name in (*_OUTPUTS, "generatorOutput") for each in plan.expressions(name) if "name" in each.fields]
 
 
 def _named(plan: Node) -> list[Node]:

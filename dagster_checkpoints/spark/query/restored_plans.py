@@ -6,7 +6,7 @@ The rules are in `state.plans`. Must not know channels or tasks' threads.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from dagster_checkpoints.pipeline import Chain, Pipeline
@@ -53,22 +53,32 @@ def check_restored_plan(
     locations = {name: pipeline.stage(name).location for name in chain.stages}
     if snapshot.query.sources is None:
         log.info("%s[%s]: %s does not record the plan of its state, so the plans are not compared.", chain.name, instance, where)
+    compared = _compared(described, whole)
+    if compared.planned is None:
+        log.warning("%s[%s]: Spark's plan cannot be described: only what its stages declare is compared.", chain.name, instance)
     try:
-        check_stateful_plans(snapshot, _compared(described, whole), instance, locations, where)
+        check_stateful_plans(snapshot, compared.operators, instance, locations, where, compared.planned)
     except StatefulPlanChanged as changed:
         if not allow_changed_plan:
             raise
         log.warning("Because of allow_changed_plan: true, the run continues in spite of: %s", changed)
     if whole is not None:
-        check_divided_plans(snapshot, described.operators, instance, locations, where)
+        check_divided_plans(snapshot, described.operators, instance, locations, where, described.planned)
     before = {now: text for text, now in _replaced_sources(pipeline, metadata, chain.stages[0])}
     sources = [before.get(text, text) for text in described.sources]
     check_sources(snapshot, sources, chain.stages[0], instance, where, allow_changed_plan=allow_changed_plan)
 
 
-def _compared(described: PlanDescription, whole: PlanDescription | None) -> Mapping[str, tuple[str, ...]]:
-    """The stateful operators of a chain's stages as the checkpoint describes them: their columns are traced through the query."""
-    return described.operators if whole is None else {name: whole.operators[name] for name in described.operators}
+def _compared(described: PlanDescription, whole: PlanDescription | None) -> PlanDescription:
+    """The description of a chain's stages as in the checkpoint: their columns are traced through the query."""
+    if whole is None:
+        return described
+    planned = whole.planned
+    return PlanDescription(
+        {name: whole.operators[name] for name in described.operators},
+        described.sources,
+        {name: planned[name] for name in described.operators} if planned is not None else None,
+    )
 
 
 def forgotten_sources(pipeline: Pipeline, metadata: CheckpointMetadata, stage: str, snapshot: TaskSnapshot) -> list[int]:

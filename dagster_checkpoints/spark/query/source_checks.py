@@ -20,7 +20,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict, DataSource, DataSourceSt
 from pyspark.sql.types import StructType
 
 from dagster_checkpoints.pipeline import StageKind
-from dagster_checkpoints.spark.errors import EndlessSourceError, SourceActsOnCommitError
+from dagster_checkpoints.spark.errors import EndlessSourceError, NamedSourceError, SourceActsOnCommitError
 from dagster_checkpoints.spark.query.plan_nodes import V1_STREAM, V2_STREAM, streams
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 
@@ -89,10 +89,20 @@ def check_source(call: StageCall, frame: DataFrame) -> list[str]:
     Raises:
         SourceActsOnCommitError: A source deletes, moves or acknowledges its input before the checkpoint is complete.
         EndlessSourceError: A bounded source reads rows that have no end.
+        NamedSourceError: A source has a name of Spark's own.
     """
     warnings = []
     for leaf in streams(frame):
         source = _source(frame, leaf)
+        if name := _name_in_spark(leaf):
+            raise NamedSourceError(
+                call.stage.name,
+                call.context.instance,
+                f"expected a source without a name of Spark's own, found {source.title} ({call.stage.location}) with "
+                f"readStream.name({name!r}). Under names Spark keeps the offsets of sources in another form, which checkpoints "
+                "do not hold. Remove .name(...), and the setting spark.sql.streaming.queryEvolution.enableSourceEvolution: the "
+                "stage has a name of its own, and `uid=` keeps it when the stage is renamed",
+            )
         if source.kind in _ENDLESS and call.stage.kind is StageKind.BOUNDED_SOURCE:
             raise EndlessSourceError(
                 call.stage.name,
@@ -186,6 +196,14 @@ def _source(frame: DataFrame, leaf: Any) -> StreamingSource:
     if python is not None:
         return StreamingSource(title, "python", options, _acts_in_python(python, options, leaf.schema().json()))
     return StreamingSource(title, _short_name(leaf), options)
+
+
+def _name_in_spark(leaf: Any) -> str:
+    """The name that a source has been given with `readStream.name`; "" without one."""
+    if leaf.nodeName() not in (V1_STREAM, V2_STREAM) or "sourceIdentifyingName" not in dir(leaf):
+        return ""  # Spark 4.1 has no such names
+    identified = leaf.sourceIdentifyingName()
+    return str(identified.name()) if identified.getClass().getSimpleName() == "UserProvided" else ""
 
 
 def _scala_options(options: Any) -> dict[str, str]:

@@ -23,6 +23,10 @@ _IN_A_STAGE = {
         "its function writes a stream. A stage's function only computes the rows and returns the DataFrame: set sink= of the "
         "stage to write them; code for each micro-batch belongs into process_batch of a Stage subclass."
     ),
+    "STREAMING_QUERY_EVOLUTION_ERROR.SOURCE_NAMING_NOT_SUPPORTED": (
+        "its function gives a source a name of Spark's own with readStream.name(...). Checkpoints know a source by its stage: "
+        "remove the call, and do not set the setting that Spark names below."
+    ),
     "INVALID_SUBQUERY_EXPRESSION.STREAMING_QUERY": (
         'its function reads a stream in a subquery. Join the two inputs, or read the inner one with StageInput(mode="static").'
     ),

@@ -41,6 +41,7 @@ REQUIRED: Mapping[str, str] = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "1",  # snapshots are pruned by this version's file names
     "spark.sql.streaming.offsetLog.formatVersion": "1",  # batches are planned in this version
+    "spark.sql.streaming.queryEvolution.enableSourceEvolution": "false",  # offsets are known by the number of their source
     "spark.sql.streaming.multipleWatermarkPolicy": "min",
     "spark.sql.streaming.noDataMicroBatches.enabled": "true",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # readers cannot read the year 9999 from INT96

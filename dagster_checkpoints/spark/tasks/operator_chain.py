@@ -119,6 +119,9 @@ class OperatorChain:
                 rows_out=rows_out.get(instance.stage.name, 0),
                 state_plan=described.operators[instance.stage.name] if described is not None else None,
                 late_rows=late_rows.of(instance.stage.name),
+                planned=described.planned[instance.stage.name]
+                if described is not None and described.planned is not None
+                else None,
             )
         return stages
 
