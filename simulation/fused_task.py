@@ -211,6 +211,7 @@ class FusedTask(Task):
     def restore(self, snapshot: Snapshot, stages: Sequence[Sequence[object]]) -> None:
         super().restore(snapshot, stages)
         self.valve_seen = self.fused.watermark
+        check(snapshot.valve is None or self.valve_seen == snapshot.valve, "{}: a restore moves event time", self.id)
         restored = self.process.restored
         assert restored is not None
         finished = {reader.name for reader in self.readers if reader.ended}

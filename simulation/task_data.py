@@ -115,7 +115,7 @@ class TaskData:
 
     def restore(self, snapshot: Snapshot, stages: Sequence[Sequence[Any]]) -> None:
         """Restore a snapshot; `stages`: for each stage of the chain, the states of all its instances."""
-        self.output = OutputEventTime(0, snapshot.watermark, None if self.source and self.process.scenario.idle else False)
+        self.output = OutputEventTime(0, snapshot.watermark, None)
         for op, states in zip(self.operators, stages, strict=True):
             op.restore(states)
         for split, position in snapshot.ghost.splits:
@@ -123,7 +123,7 @@ class TaskData:
         self.tables.update({edge: set(rows) for edge, rows in snapshot.tables.items()})
         if self.inputs:
             self.valve_seen = self.gate.watermark
-            check(snapshot.valve is None or self.valve_seen >= snapshot.valve, "{}: event time went back", self.id)
+            check(snapshot.valve is None or self.valve_seen == snapshot.valve, "{}: a restore moves event time", self.id)
         self.event_time = self.source_time() if self.source else snapshot.event_time
         for op in self.operators:
             op.watermark = max(op.watermark, self.event_time)

@@ -27,11 +27,20 @@ Ended = Literal["none", "drain", "suspend"]
 
 
 class ChannelWatermark(msgspec.Struct, frozen=True):
-    """The state of one channel in a valve: the part of a snapshot that belongs to the channel."""
+    """The state of one channel in a valve: the part of a snapshot that belongs to the channel.
+
+    Attributes:
+        watermark: its last watermark, epoch ms.
+        idle: whether it is idle.
+        ended: how it has ended.
+        behind: whether it came back from idleness behind the task's watermark and has not caught up: it is left out of the
+            minimum, as opposed to an active channel that is only behind, perhaps because it is new.
+    """
 
     watermark: int = MIN_WATERMARK_MS
     idle: bool = False
     ended: Ended = "none"
+    behind: bool = False
 
 
 class ValveState(msgspec.Struct, frozen=True):
@@ -46,7 +55,7 @@ class _Channel(msgspec.Struct):
     idle: bool = False
     ended: Ended = "none"
     aligned: bool = True
-    """False for a channel that came back from idleness behind the task's watermark and has not caught up."""
+    """False for a channel that is idle, or came back from idleness behind the task's watermark and has not caught up."""
 
     @property
     def at_end(self) -> bool:
@@ -113,14 +122,11 @@ class WatermarkValve:
         return self._known(channel).ended
 
     def snapshot(self) -> ValveState:
-        """The state for a checkpoint.
-
-        A channel that is active again and has not caught up is stored as idle: after a restore it is still left out, as opposed
-        to a channel that is only behind, perhaps because it is new.
-        """
+        """The state for a checkpoint: all of it, so that a restored valve does with each event what this one does."""
+        channels = self._channels.items()
         return ValveState(
             self._output,
-            {name: ChannelWatermark(c.watermark, c.idle or not c.aligned, c.ended) for name, c in self._channels.items()},
+            {name: ChannelWatermark(c.watermark, c.idle, c.ended, not (c.idle or c.aligned)) for name, c in channels},
         )
 
     def restore(self, state: ValveState) -> int | None:
@@ -130,7 +136,8 @@ class WatermarkValve:
         self._output = max(self._output, state.watermark)
         for name, saved in state.channels.items():
             if name in self._channels:
-                self._channels[name] = _Channel(saved.watermark, saved.idle, saved.ended, aligned=not saved.idle)
+                aligned = not (saved.idle or saved.behind)
+                self._channels[name] = _Channel(saved.watermark, saved.idle, saved.ended, aligned)
         self._recompute()
         return self._output if self._output > before else None
 

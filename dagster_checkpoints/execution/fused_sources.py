@@ -67,7 +67,7 @@ class FusedSources:
         self._moved_at: dict[str, float] = {}
         """When the driver last reported rows of a source; before its first report, when the query began."""
         self._idle = False
-        """Whether the consumers were last sent that the task is idle."""
+        """Whether the consumers were last sent that the task is idle; a restored task begins by sending that it is not."""
 
     @property
     def ended(self) -> frozenset[str]:
@@ -96,8 +96,8 @@ class FusedSources:
 
     def _snapshot(self, source: FusedSource, channel: ChannelWatermark | None) -> FusedSourceSnapshot:
         watermark = channel.watermark if channel is not None and channel.watermark > MIN_WATERMARK_MS else None
-        idle = channel is not None and channel.idle
-        return FusedSourceSnapshot(source.name, source.position, source.name in self._ended, watermark, idle)
+        idle, behind = channel is not None and channel.idle, channel is not None and channel.behind
+        return FusedSourceSnapshot(source.name, source.position, source.name in self._ended, watermark, idle, behind)
 
     def begin(self, now: float) -> list[FusedAction]:
         """The query runs: hold the bounded sources to what is there now."""
@@ -150,4 +150,4 @@ class FusedSources:
 
 def _channel_watermark(source: FusedSourceSnapshot) -> ChannelWatermark:
     watermark = MIN_WATERMARK_MS if source.watermark is None else source.watermark
-    return ChannelWatermark(watermark, source.idle, "drain" if source.ended else "none")
+    return ChannelWatermark(watermark, source.idle, "drain" if source.ended else "none", source.behind)

@@ -256,7 +256,7 @@ def _pinned(channel: InputChannel, valve: ValveState, then: tuple[ChannelWaterma
         known, held = then[0], held[: then[1]]  # the elements behind the barrier are read again
     # The first of held elements is behind the position; the rest are counted again after a restore.
     position = held[0][0] - 1 if held else channel.taken_in
-    snapshot = ChannelSnapshot(channel.name, position, _known(known.watermark), known.idle, known.ended)
+    snapshot = ChannelSnapshot(channel.name, position, _known(known.watermark), known.idle, known.ended, behind=known.behind)
     return PinnedChannel(snapshot, tuple(element for _, element in held))
 
 

@@ -64,8 +64,8 @@ class GateWatermarks:
         self.moved = False
         self._pending_watermarks = WatermarkQueue(streams)
         """Watermarks that are forwarded to the consumers without the query, after its output of the records in front of them."""
-        self._idle = False
-        """Whether the consumers were last sent that the task is idle."""
+        self._idle: bool | None = None if restored else False
+        """Whether the consumers were last sent that the task is idle; None in a restored task, which says it again."""
 
     @property
     def watermark(self) -> int:

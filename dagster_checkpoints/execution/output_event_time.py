@@ -16,7 +16,7 @@ class OutputEventTime:
     Args:
         lateness_ms: the lateness that the last stage declares for its rows, milliseconds.
         watermark: the last watermark that was sent before the restored checkpoint, epoch ms; None before the first.
-        idle: whether the consumers know the task as idle; None if it may have been idle in the restored checkpoint.
+        idle: whether the consumers know the task as idle; None in a restored task, which says it again.
     """
 
     __slots__ = ("_idle", "_lateness_ms", "watermark")

@@ -41,4 +41,4 @@ def gate_channel(name: str, static: bool, position: int, saved: ChannelSnapshot 
         return GateChannel(name, static, position)
     watermark = MIN_WATERMARK_MS if saved.watermark is None else saved.watermark
     ended = "drain" if saved.ended == "partition" else saved.ended
-    return GateChannel(name, static, position, ChannelWatermark(watermark, saved.idle, ended))
+    return GateChannel(name, static, position, ChannelWatermark(watermark, saved.idle, ended, saved.behind))

@@ -47,6 +47,12 @@ class StatePartitionsError(StageError):
     repeats: ClassVar[bool] = True
 
 
+class KeyTypesError(StageError):
+    """The inputs of a stage with several instances are routed by keys whose equal values have several hashes, or none."""
+
+    repeats: ClassVar[bool] = True
+
+
 class StageStreamError(StageError):
     """A derived stage reads a stream that is not one of its inputs."""
 

@@ -69,11 +69,13 @@ class MergedEventTime:
             has none, or all have ended.
         last_watermark: the least behind these elements, infinite behind the end; None if one has none.
         idle: whether all that have not ended are idle; False if all have.
+        behind: whether all that have not ended are left out of the minimum, and not all of them are idle.
     """
 
     watermark: float | None = None
     last_watermark: float | None = math.inf
     idle: bool = False
+    behind: bool = False
 
     @classmethod
     def of(cls, channels: Sequence[OldChannel]) -> MergedEventTime:
@@ -81,7 +83,9 @@ class MergedEventTime:
         going_on = [channel for channel in channels if channel.saved.ended == "none"]
         if not going_on:
             return cls(None, last)
-        return cls(least_time(c.watermark for c in going_on), last, all(c.saved.idle for c in going_on))
+        idle = all(channel.saved.idle for channel in going_on)
+        left_out = all(channel.saved.idle or channel.saved.behind for channel in going_on)
+        return cls(least_time(c.watermark for c in going_on), last, idle, left_out and not idle)
 
 
 def one_after_the_other(

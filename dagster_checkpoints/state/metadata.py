@@ -95,9 +95,11 @@ class ChannelSnapshot(_Struct, frozen=True):
         channel: name of the channel.
         position: number of elements of its log in front of the snapshot.
         watermark: its last watermark, milliseconds; None before the first.
-        idle: whether it is left out of the minimum.
+        idle: whether it is idle, and left out of the minimum.
         ended: how it has ended.
         in_flight: elements in front of the barrier that were not processed before the snapshot, in order.
+        behind: whether it is active again after idleness, and left out of the minimum until it has caught up. A release that does
+            not know the field recorded such a channel as idle.
     """
 
     channel: str
@@ -106,6 +108,7 @@ class ChannelSnapshot(_Struct, frozen=True):
     idle: bool = False
     ended: ChannelEnd = "none"
     in_flight: tuple[ChannelElement, ...] = ()
+    behind: bool = False
 
 
 class StaticTableSnapshot(_Struct, frozen=True):
@@ -206,7 +209,8 @@ class FusedSourceSnapshot(_Struct, frozen=True):
         position: position of its stream among the streams of the query, from 0.
         ended: whether it has ended. Its stage has finished with this checkpoint, although the task runs on.
         watermark: its own watermark, milliseconds; None before the first.
-        idle: whether it is left out of the minimum.
+        idle: whether it is idle, and left out of the minimum.
+        behind: whether it is active again after idleness, and left out of the minimum until it has caught up.
     """
 
     source: str
@@ -214,6 +218,7 @@ class FusedSourceSnapshot(_Struct, frozen=True):
     ended: bool = False
     watermark: int | None = None
     idle: bool = False
+    behind: bool = False
 
 
 class TaskSnapshot(_Struct, frozen=True):

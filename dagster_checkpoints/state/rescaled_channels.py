@@ -222,9 +222,9 @@ class RescaledEdge:
         elements = tuple(one_after_the_other(parts, watermark, limit))
         # In front of elements a channel counts as active: its sender says again that it is idle.
         idle = known.idle and not elements
-        if watermark is None and not (elements or position or idle):
+        if watermark is None and not (elements or position or idle or known.behind):
             return None
-        return ChannelSnapshot(name, position, milliseconds(watermark), idle, in_flight=elements)
+        return ChannelSnapshot(name, position, milliseconds(watermark), idle, in_flight=elements, behind=known.behind)
 
 
 class RescaledChannels:

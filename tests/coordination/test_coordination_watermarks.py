@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dagster_checkpoints.coordination import (
@@ -205,16 +205,23 @@ def test_without_idleness_it_is_the_minimum(history: list[str]) -> None:
         assert valve.watermark == min(highest.values())
 
 
-@given(histories(), st.integers(0, 30))
-def test_a_restore_continues_where_the_snapshot_was_taken(history: list[str], cut: int) -> None:
-    valve = WatermarkValve("abc")
-    for text in history[:cut]:
-        step(valve, text)
-    restored = WatermarkValve("abc")
-    restored.restore(valve.snapshot())
-    assert restored.watermark == valve.watermark
-    for text in history[cut:]:
+STEPS = [channel + what for channel in "abc" for what in ("~", "!", "$", ".", *"123456789")]
+
+
+@given(st.lists(st.sampled_from(STEPS), max_size=30))
+@example(["a9", "b7", "c1", "c~", "a~", "b~", "c!", "b8"])  # all active channels are behind
+@example(["a9", "b3", "b~", "b.", "a~"])  # behind when it is suspended
+def test_a_restore_behind_any_step_changes_nothing(history: list[str]) -> None:
+    valve, restored = WatermarkValve("abc"), WatermarkValve("abc")
+    for text in history:
+        if text[1].isdigit() and valve.ended(text[0]) != "none":
+            continue
         assert step(valve, text) == step(restored, text)
+        recorded = restored.snapshot()
+        assert recorded == valve.snapshot()
+        restored = WatermarkValve("abc")
+        restored.restore(recorded)
+        assert (restored.watermark, restored.is_idle) == (valve.watermark, valve.is_idle)
 
 
 def test_a_restored_channel_that_lags_behind_is_left_out_until_it_has_caught_up() -> None:

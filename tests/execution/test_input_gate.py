@@ -227,6 +227,15 @@ def test_idleness_is_forwarded_only_when_everything_is_consumed() -> None:
     assert drive(BetweenBatches()) == [Forward(WatermarkStatus(False))]
 
 
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_restored_task_says_again_whether_it_is_idle(idle: bool) -> None:
+    """Its consumers may know it as idle, although it was active in the checkpoint: they had not been told yet."""
+    drive = Driver("a", restored={"a": ChannelWatermark(5, idle=idle)}, valve=5).started()
+    assert drive.gate.has_news
+    assert drive(BetweenBatches()) == [Forward(WatermarkStatus(idle))]
+    assert not drive.gate.has_news
+
+
 def test_a_status_or_an_end_after_the_end_is_ignored() -> None:
     drive = Driver("a", "b").started()
     drive.read("a", EndOfData(False), EndOfData(True), WatermarkStatus(True), WatermarkAt(7))
@@ -271,7 +280,7 @@ def test_without_state_the_watermark_is_forwarded_behind_its_records() -> None:
 def test_without_state_a_restored_watermark_is_forwarded_at_once_but_never_max_watermark() -> None:
     drive = Driver("a", "b", restored={"a": ChannelWatermark(5), "b": ChannelWatermark(5)}, valve=5)
     drive.started(QueryBuilt(takes_watermark=False))
-    assert drive(BetweenBatches()) == [WatermarkReached(5)]
+    assert drive(BetweenBatches()) == [WatermarkReached(5), Forward(WatermarkStatus(False))]
     drive.read("a", ROW, WatermarkAt(MAX_WATERMARK_MS))
     drive.read("b", WatermarkAt(MAX_WATERMARK_MS))
     drive.consumed(a=1)
@@ -315,7 +324,7 @@ def test_the_inputs_part_of_a_snapshot() -> None:
     assert inputs == PinnedInputs(
         (
             PinnedChannel(ChannelSnapshot("a", 3, 5, False, "none")),
-            PinnedChannel(ChannelSnapshot("b", 4, None, True, "suspend")),
+            PinnedChannel(ChannelSnapshot("b", 4, None, False, "suspend", behind=True)),
         ),
         5,
     )

@@ -267,6 +267,29 @@ PLANNED = CheckpointMetadata(
 )
 """The operators that Spark has planned for the state of a query."""
 
+BEHIND = CheckpointMetadata(
+    pipeline="flights",
+    checkpoint_id=15,
+    stages=(
+        StageMetadata("history", 1, ("0",)),
+        StageMetadata("live", 1, ("0",)),
+        StageMetadata("seen", 1, ("0",)),
+    ),
+    chains=(
+        ChainMetadata(
+            "history",
+            ("history", "live"),
+            {0: TaskSnapshot(fused=(FusedSourceSnapshot("live", 1, watermark=3, behind=True),))},
+        ),
+        ChainMetadata(
+            "seen",
+            ("seen",),
+            {0: TaskSnapshot(channels=(ChannelSnapshot("live[0]->seen[0]", 3, 7, behind=True),), valve_watermark=9)},
+        ),
+    ),
+)
+"""Active again after idleness, and not caught up."""
+
 WRITTEN = {
     "version-1.metadata": EVERYTHING,
     "version-1-transaction-files.metadata": SAVEPOINT,
@@ -278,6 +301,7 @@ WRITTEN = {
     "version-1-splits.metadata": SPLITS_READ,
     "version-1-state-partitions.metadata": STATE_PARTITIONS,
     "version-1-planned.metadata": PLANNED,
+    "version-1-behind.metadata": BEHIND,
 }
 """The content of each stored example. A file is added with each addition to the format and never changed."""
 
@@ -329,6 +353,7 @@ def test_additions_to_the_format_are_written_only_where_used() -> None:
         b'"complete":': (6,),
         b"state_partitions": (7,),
         b"planned": (8,),
+        b"behind": (9,),
     }
     for addition, only in additions.items():
         assert [addition in data for data in written] == [number in only for number in range(len(written))]

@@ -31,6 +31,7 @@ from dagster_checkpoints.state import (
     recorded_inputs,
     rescale,
 )
+from dagster_checkpoints.state.merged_channels import MergedEventTime, OldChannel
 from dagster_checkpoints.state.metadata import ChannelEnd
 
 SINK: Any = object()
@@ -127,6 +128,22 @@ def test_each_row_in_flight_reaches_the_one_owner_of_its_key_group_in_time(
 
 def known(metadata: CheckpointMetadata) -> list[tuple[Segment, int | None]]:
     return [each for task in metadata.chains[1].tasks.values() for channel in task.channels for each in rows_of(channel)]
+
+
+@pytest.mark.parametrize(
+    ("channels", "idle", "behind"),
+    [
+        (["idle", "idle"], True, False),
+        (["idle", "behind"], False, True),
+        (["behind", "behind"], False, True),
+        (["behind", "active"], False, False),
+        (["idle", "active"], False, False),
+    ],
+)
+def test_several_channels_are_left_out_of_the_minimum_if_each_of_them_was(channels: list[str], idle: bool, behind: bool) -> None:
+    saved = [ChannelSnapshot("c", 0, 5, each == "idle", behind=each == "behind") for each in channels]
+    merged = MergedEventTime.of([OldChannel(0, reader, each) for reader, each in enumerate(saved)])
+    assert (merged.idle, merged.behind) == (idle, behind)
 
 
 ROWS, LATER = Segment((), 1), Segment((), 2)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import DataType, StructField, StructType
 
 from dagster_checkpoints.pipeline import Chain, FunctionStage, Pipeline, Stage, StageKind, TaskId, fused_in
 from dagster_checkpoints.spark.channels.channel_wiring import Wiring
@@ -27,6 +27,7 @@ from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, de
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.restored_plans import check_restored_plan, recorded_sources, with_ended_sources
 from dagster_checkpoints.spark.query.routed_keys import RoutedKey, check_key_of_state, name_in_joins, operators_without
+from dagster_checkpoints.spark.query.routed_types import check_key_types, check_recorded_types
 from dagster_checkpoints.spark.query.stage_calls import open_stage
 from dagster_checkpoints.spark.query.stage_inputs import (
     EventTime,
@@ -39,7 +40,7 @@ from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.spark.tasks.channel_task import TaskInput
 from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.tasks.task_parts import StageInstance
-from dagster_checkpoints.state import InstancesChanged, RestoreError, TaskSnapshot, with_stages_now
+from dagster_checkpoints.state import CheckpointMetadata, InstancesChanged, RestoreError, TaskSnapshot, with_stages_now
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -102,6 +103,7 @@ class AttemptPlans:
             StageError, RefusedAtStage: The plan cannot run.
             StatefulPlanChanged, SourcesChanged: The restored state belongs to another plan.
         """
+        self._check_keys(chain, instances)
         has_static = any(i.static for i in inputs)
         fused = fused_in(self._pipeline, chain.stages)
         stand_ins = self._stand_ins(chain, index) if fused else None
@@ -279,6 +281,30 @@ class AttemptPlans:
         if head.state_partitions is not None:
             key = next(how.key for how in head.inputs.values() if how.key is not None)
             check_key_of_state(instances[0].call, plan, key, self._key_types(head, key))
+
+    def _check_keys(self, chain: Chain, instances: Sequence[StageInstance]) -> None:
+        """Check that equal keys of all inputs meet in one instance of the stage, which is that of their restored state."""
+        head = self._pipeline.stage(chain.stages[0])
+        if head.parallelism == 1:
+            return
+        keys = {name: self.schemas[name][how.key] for name, how in head.inputs.items() if how.key is not None}
+        check_key_types(instances[0].call, keys, self._spark)
+        if self._restored is not None and not self._allow_changed_plan:
+            check_recorded_types(head.name, self._recorded_keys(self._restored.metadata, head), keys)
+
+    @staticmethod
+    def _recorded_keys(metadata: CheckpointMetadata, head: Stage) -> dict[str, StructField]:
+        """By input, the column that routed its rows in the checkpoint; none of a stage that had one instance, or has finished."""
+        stages = {stage.name: stage for stage in metadata.stages}
+        known = stages.get(head.name)
+        if known is None or known.parallelism == 1 or known.fully_finished:
+            return {}
+        schemas = {
+            each.stage: (StructType.fromJson(json.loads(stages[each.stage].output_schema)), each.key)
+            for each in known.inputs or ()
+            if each.key and each.stage in stages and stages[each.stage].output_schema
+        }
+        return {name: schema[key] for name, (schema, key) in schemas.items() if key in schema.names}
 
     def _key_types(self, head: Stage, key: str) -> set[DataType]:
         """The types of the column by which the streams of a stage are routed."""

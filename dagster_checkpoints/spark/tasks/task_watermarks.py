@@ -41,14 +41,10 @@ class TaskWatermarks:
         self.stateful: bool | None = None
         self._output = parts.output
         self._tail = parts.instances[-1]
-        may_be_idle = parts.restored is not None and any(
-            instance.stage.watermark is not None and instance.stage.watermark.idle_after is not None
-            for instance in parts.instances
-        )
         self._output_event_time = OutputEventTime(
             self._tail.stage.event_time_lateness_ms,
             parts.restored.watermark if parts.restored else None,
-            None if may_be_idle else False,
+            None if parts.restored else False,
         )
         self._query = query
         self._committed = committed
