@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from dagster_checkpoints.sinks.delta.places import delta_url
 from dagster_checkpoints.sinks.errors import InvalidSinkPath
-from dagster_checkpoints.sinks.locations import target_url
 from dagster_checkpoints.sources.errors import InvalidSource, SourceLibraryMissing
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def read_delta_table(
     Source: https://github.com/delta-io/delta/blob/master/PROTOCOL.md
     """
     try:
-        url = target_url(table, _SCHEMES, "a Delta table", "storage_options")
+        url = delta_url(table, _SCHEMES)
     except InvalidSinkPath as error:
         raise InvalidSource(f"read_delta_table: {error}") from None
     if find_spec("deltalake") is None:

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from dagster_checkpoints.sources.errors import SourceRowsLost
 from dagster_checkpoints.sources.lake.positions import LakeFile, TableHistory, TablePosition, advanced, files_between
 from dagster_checkpoints.spark.query.driver_sources import DriverSources, JavaObject, interfaces, kept
+from dagster_checkpoints.spark.query.file_index import FilesLost
 from dagster_checkpoints.spark.query.partitioned_scan import PartitionedScan
 
 
@@ -171,13 +171,10 @@ class LakeStream(JavaObject):
     def _partitions(self, files: Sequence[LakeFile]) -> Any:
         try:
             return self._scan.plan({file.path: file.partition for file in files})
-        except AnalysisException as error:
-            if error.getCondition() != "PATH_NOT_FOUND":
-                raise
+        except FilesLost as error:
             raise SourceRowsLost(
-                f"{self._reading.table.shown}: expected the {len(files)} files of the next rows, found that some were deleted: "
-                f"{str(error).split(' SQLSTATE')[0]} Keep files of older versions for longer than a run may pause; restore them, "
-                "or make a new start"
+                f"{self._reading.table.shown}, files of the next rows: {error}. Keep files of older versions for longer than a run "
+                "may pause; restore them, or make a new start"
             ) from None
 
     @kept
