@@ -33,22 +33,21 @@ def put(folder: Path, *names: str) -> None:
         (
             "raw [2026]",
             1,
-            r"exists, but .* matches nothing\. Escape the characters and set maxFilesPerTrigger to 1: '.*raw \\\\\[",
+            r"exists, but .* matches nothing\. Escape .* set maxFilesPerTrigger to 1: '.*raw \\\\\[",
         ),
         ("raw {a,b}", 1, r"exists, but .* matches nothing"),
         ("raw *", 1, r"exists, but .* and others\. Escape"),
         ("raw ?", 1, r"exists, but .*Escape"),
-        ("raw \\[2026\\]", 2, r"the paths of its files, as in .*raw \[2026\], look like patterns"),
+        ("raw \\[2026\\]", 2, r"the paths of its files, as in .*raw \[2026\]', look like patterns"),
         ("raw \\[2026\\]", 1, ""),
         ("raw \\{a\\,b\\}", 1, ""),
         ("raw \\{a", 1, ""),
-        ("raw ]", 2, r"the paths of its files, as in .*raw \], look like patterns"),
+        ("raw ]", 2, r"the paths of its files, as in .*raw \]', look like patterns"),
         ("raw ]", 1, ""),
         ("later \\[x\\]", 2, r"look like patterns"),
         ("later [x]", 2, ""),
         ("ra[vw] p*", 2, ""),
         ("{a,b}/x", 2, ""),
-        ("raw [*", 2, r"^$|look like patterns"),
         ("raw plain", 2, ""),
         ("raw 50%", 2, ""),
         ("raw #1", 2, ""),
@@ -63,10 +62,6 @@ def test_a_path_that_spark_does_not_read_once_is_refused(spark: Any, tmp_path: P
         return context.spark.readStream.schema("n long").option("maxFilesPerTrigger", limit).parquet(f"{tmp_path}/{path}")
 
     context: Any = SimpleNamespace(spark=spark, instance="0")
-    if path == "raw [*":  # Hadoop refuses this one by itself
-        with pytest.raises(Exception, match="Illegal file pattern|Unclosed"):
-            raw.transform(context)
-        return
     frame = raw.transform(context)
     if not found:
         check_file_paths(StageCall(raw, context), frame)

@@ -173,8 +173,8 @@ class LakeStream(JavaObject):
             return self._scan.plan({file.path: file.partition for file in files})
         except FilesLost as error:
             raise SourceRowsLost(
-                f"{self._reading.table.shown}, files of the next rows: {error}. Keep files of older versions for longer than a run "
-                "may pause; restore them, or make a new start"
+                f"{self._reading.table.shown}, files of the next rows: {error}. Keep files of older versions for longer than "
+                "a run may pause; restore them, or make a new start"
             ) from None
 
     @kept

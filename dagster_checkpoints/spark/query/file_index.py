@@ -43,9 +43,8 @@ def exact_index(jvm: Any, session: Any, files: Sequence[str]) -> Any:
     listed = _STATUS.findall(str(index.allFiles().mkString()))  # one call: a call for each file would be slow
     if len(listed) != len(files):
         known = {_name(found) for found, _ in listed}
-        raise _lost(
-            files, [file for file in files if _name(file) not in known], "gone, or hidden: a name that begins with _ or ."
-        )
+        lost = [file for file in files if _name(file) not in known]
+        raise _lost(files, lost, "gone, or hidden from Spark by a name that begins with _ or .")
     empty = [found for found, size in listed if size == "0"]
     if empty:
         raise _lost(files, empty, "empty")

@@ -79,7 +79,8 @@ def check_read_once(plan: Any) -> None:
             raise FilesReadTwice(
                 f"expected each of {len(found)} files once in a micro-batch of Spark's file stream, found {paths.size()} reads: "
                 f"Spark reads all of them once for each path that looks like a pattern, such as "
-                f"{next(path for path in found if is_pattern(path))!r}. No row of the micro-batch was emitted. {_capital(_WAY_ON)}"
+                f"{next(path for path in found if is_pattern(path))!r}. No row of the micro-batch was emitted. "
+                f"{_capital(_WAY_ON)}"
             )
 
 
