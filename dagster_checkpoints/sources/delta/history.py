@@ -170,6 +170,9 @@ class DeltaHistory:
                 f"added or changed {', '.join(lacking)}. The next attempt reads the table with its new columns"
             )
 
+    def resolved(self, files: Sequence[LakeFile]) -> Sequence[LakeFile]:
+        return files
+
     # Files
 
     def _lake_files(self, files: Iterable[AddedFile]) -> list[LakeFile]:

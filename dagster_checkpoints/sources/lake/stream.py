@@ -38,6 +38,9 @@ class LakeTable(TableHistory, Protocol):
     def open(self) -> None:
         """Read the newest state of the table. Its columns remain those of the first time."""
 
+    def resolved(self, files: Sequence[LakeFile]) -> Sequence[LakeFile]:
+        """The files with the columns that are read from each."""
+
     def check_columns(self) -> None:
         """Check that the newest version has no other columns. Raises SourceColumnsChanged."""
 
@@ -79,6 +82,11 @@ def lake_stream(spark: SparkSession, name: str, options: dict[str, str], reading
     return sources.stream(name, options, scan.schema, lambda: LakeStream(sources, scan, reading))
 
 
+def _alike(files: Sequence[LakeFile]) -> int | None:
+    """The number of the first files of which the same columns are read, as in one micro-batch; None if all files are alike."""
+    return next((at for at, file in enumerate(files) if file.columns != files[0].columns), None)
+
+
 class LakeStream(JavaObject):
     """The stream. Spark's thread of the query calls it; `prepareForTriggerAvailableNow` may come from another thread.
 
@@ -96,7 +104,8 @@ class LakeStream(JavaObject):
         self._last = reading.only
         self._start: TablePosition | None = None
         self._planned: tuple[str, str, Any] | None = None  # the range that was planned last, and its partitions
-        self._factory: Any = None
+        self._read = ""  # the columns to read from the files that were planned last
+        self._factories: dict[str, Any] = {}
         self._opened = False
 
     @property
@@ -139,6 +148,9 @@ class LakeStream(JavaObject):
             position = self._position(start)
             files = int(limit.maxFiles()) if limit.getClass().getSimpleName() == "ReadMaxFiles" else None
             reached = advanced(self._table, position, files, self._last)
+            alike = _alike(self._table.resolved(files_between(self._table, position, reached)))
+            if alike is not None:
+                reached = advanced(self._table, position, alike, self._last)
             waits = reached == position and self._last is None
         if waits:
             time.sleep(_IDLE_SECONDS)
@@ -164,8 +176,9 @@ class LakeStream(JavaObject):
         first, last = str(start.json()), str(end.json())
         with self._lock:
             if self._planned is None or self._planned[:2] != (first, last):  # Spark plans a batch twice
-                files = files_between(self._table, self._position(start), self._position(end))
+                files = self._table.resolved(files_between(self._table, self._position(start), self._position(end)))
                 self._planned = (first, last, self._partitions(files))
+                self._read = files[0].columns if files else ""
             return self._planned[2]
 
     def _partitions(self, files: Sequence[LakeFile]) -> Any:
@@ -179,9 +192,10 @@ class LakeStream(JavaObject):
 
     @kept
     def createReaderFactory(self) -> Any:
-        if self._factory is None:
-            self._factory = self._scan.reader_factory()
-        return self._factory
+        with self._lock:
+            if self._read not in self._factories:
+                self._factories[self._read] = self._scan.reader_factory(self._read)
+            return self._factories[self._read]
 
     def commit(self, end: Any) -> None:
         """Nothing: the table keeps its rows."""

@@ -50,9 +50,13 @@ class PartitionedScan:
         made = [self._with_values(partition, files, rows) for partition in planned]
         return self._sources.array(f"{CONNECTOR}.read.InputPartition", *made)
 
-    def reader_factory(self) -> Any:
-        """What reads the partitions in the executors."""
-        scan = self._sources.parquet_scan(self._columns, ())
+    def reader_factory(self, columns: str = "") -> Any:
+        """What reads the partitions in the executors.
+
+        Args:
+            columns: the names of the columns in the files, if they are others, as the JSON of Spark's types.
+        """
+        scan = self._sources.parquet_scan(self._sources.java_type(columns) if columns else self._columns, ())
         return self._sources.scan_with(scan, readPartitionSchema=self._java_partition_by).createReaderFactory()
 
     def _with_values(self, partition: Any, files: Mapping[str, PartitionValues], rows: Mapping[PartitionValues, Any]) -> Any:
