@@ -126,7 +126,8 @@ class LakeStream(JavaObject):
             if self._start is None:  # Spark asks more than once
                 first = self._reading.only
                 self._start = TablePosition.at_start(self._table.id, self._table.newest() if first is None else first)
-                self._table.check_columns()
+                if first is None:
+                    self._table.check_columns()
             return self._sources.offset(self._start.to_json())
 
     def deserializeOffset(self, text: str) -> Any:
