@@ -32,7 +32,10 @@ from pyiceberg.types import (
 )
 from pyspark.errors import StreamingQueryException
 
+from dagster_checkpoints.coordination import FixedDelayRestart
+from dagster_checkpoints.pipeline import Pipeline, unbounded_source
 from dagster_checkpoints.sources import InvalidSource, read_iceberg_table
+from dagster_checkpoints.spark.job.events import JobRestarting
 from dagster_checkpoints.spark.query.driver_sources import KEPT_ERRORS
 from tests.spark.conftest import Lab
 
@@ -281,3 +284,52 @@ def test_a_file_without_ids_in_a_table_without_a_name_mapping_is_refused(lake: I
     lake.commit(path, 1, {}, "PARQUET")
     with pytest.raises(InvalidSource, match=r"f\.parquet has no field ids\. Set the property"):
         lake.rows()
+
+
+def test_a_backlog_in_older_columns_is_read_as_the_table_is_now(lab: Any) -> None:
+    """Read, suspend, append in the old columns, widen, add, drop and rename, append, resume; then a new column in the run."""
+    lake = IcebergTable(lab.spark, lab.folder)
+    inner = StructType(NestedField(10, "x", IntegerType(), required=False))
+    lake.create(fields(("n", IntegerType()), ("gone", StringType()), ("s", inner), ("word", StringType())))
+
+    @unbounded_source(sink=lab.sink())
+    def live(context):
+        frame = read_iceberg_table(context.spark, NAME, warehouse=lab.folder)
+        return frame.selectExpr("CAST(n AS LONG) AS n", "to_json(struct(*)) AS row")
+
+    def append(number: int, **columns: Any) -> None:
+        lake.append(n=[number], **{name: [value] for name, value in columns.items()})
+
+    append(1, gone="g", s={"x": 1}, word="a")
+    pipeline = Pipeline("backlog", [live])
+    job = lab.start(pipeline, interval=0.3)
+    job.wait_until(lambda: lab.count() == 1)
+    job.done("stop", drain=False)
+    job.finished()
+    append(2, gone="g", s={"x": 2}, word="b")
+    with lake.table.update_schema(allow_incompatible_changes=True) as update:
+        update.update_column("n", LongType())
+        update.update_column(("s", "x"), LongType())
+        update.add_column(("s", "y"), StringType())
+        update.delete_column("gone")
+        update.rename_column("word", "text")
+    append(1 << 40, s={"x": 1 << 40, "y": "y"}, text="c")
+    job = lab.start(pipeline, interval=0.3, restart=FixedDelayRestart(5, 0.1))
+    job.wait_until(lambda: lab.count() == 3)
+    assert job.of(JobRestarting) == []
+    with lake.table.update_schema() as update:
+        update.add_column("later", DateType())
+    append(4, s=None, text="d", later=dt.date(2026, 1, 1))
+    job.wait_until(lambda: lab.count() == 4)
+    assert len(job.of(JobRestarting)) == 1
+    job.drain()
+    job.finished()
+    lake.catalog.close()
+    lab.check(
+        [
+            (1, '{"n":1,"gone":"g","s":{"x":1},"word":"a"}'),
+            (2, '{"n":2,"s":{"x":2},"text":"b"}'),
+            (1 << 40, '{"n":1099511627776,"s":{"x":1099511627776,"y":"y"},"text":"c"}'),
+            (4, '{"n":4,"text":"d","later":"2026-01-01"}'),
+        ]
+    )
