@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from dagster_checkpoints.sinks.errors import InvalidSinkPath
-from dagster_checkpoints.storage.urls import local_path, url_scheme
+from dagster_checkpoints.storage.urls import file_url_rule, local_path, url_scheme
 
 
 def target_url(target: str | os.PathLike[str], schemes: Sequence[str], noun: str, credentials: str) -> str:
@@ -42,11 +42,13 @@ def target_url(target: str | os.PathLike[str], schemes: Sequence[str], noun: str
     if scheme == "file":
         path = local_path(text)
         if path is None:
-            raise invalid(repr(text), "a file URL has three slashes and an absolute path: file:///data/table")
+            raise invalid(repr(text), f"{file_url_rule(text)}: file:///data/table")
         return os.path.abspath(path)
     parts = urlsplit(text)
     if "@" in parts.netloc and scheme not in ("abfs", "abfss"):
         raise invalid(f"a {scheme}: URL with credentials", f"give credentials in {credentials}, or in the environment")
+    if "?" in text or "#" in text:  # libraries would leave out what follows
+        raise invalid(repr(text), "a URL of a place has no '?' and no '#'")
     if not parts.netloc:
         raise invalid(repr(text), f"name the bucket: {scheme}://bucket/path")
     return f"{'s3' if scheme == 's3a' else scheme}://{parts.netloc}/{parts.path.strip('/')}".rstrip("/")

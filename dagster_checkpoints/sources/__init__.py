@@ -8,6 +8,7 @@ from dagster_checkpoints.sources.delta.table import read_delta_table
 from dagster_checkpoints.sources.errors import (
     InvalidSource,
     SourceColumnsChanged,
+    SourceColumnsUnreadable,
     SourceError,
     SourceLibraryMissing,
     SourceRowsChanged,
@@ -28,6 +29,7 @@ __all__ = [
     "KafkaSplit",
     "KafkaSplits",
     "SourceColumnsChanged",
+    "SourceColumnsUnreadable",
     "SourceError",
     "SourceLibraryMissing",
     "SourceRowsChanged",

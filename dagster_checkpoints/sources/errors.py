@@ -40,6 +40,10 @@ class SourceRowsChanged(SourceError):
     """Rows that were read, or that are to be read, were deleted or changed where only new rows were expected."""
 
 
+class SourceColumnsUnreadable(SourceError):
+    """Rows that are still to be read were written with columns that cannot be read as those that the table has now."""
+
+
 class SourceColumnsChanged(SourceError):
     """A table has got other columns than when the run began: the next attempt reads it with the new ones."""
 

@@ -77,6 +77,12 @@ class NamedSourceError(StageError):
     repeats: ClassVar[bool] = True
 
 
+class SourcePathError(StageError):
+    """Spark's file stream takes a path for a pattern: it would not read its files, or read them more than once."""
+
+    repeats: ClassVar[bool] = True
+
+
 class EndlessSourceError(StageError):
     """A bounded source reads rows that the clock makes: they have no end."""
 

@@ -51,10 +51,18 @@ def validate_root(url: str) -> str | None:
     return scheme
 
 
+def file_url_rule(url: str) -> str:
+    """The rule that a ``file:`` URL without a :func:`local_path` does not keep."""
+    if "?" in url or "#" in url:
+        return "in a file URL the characters '#', '?' and '%' of a path are written %23, %3F and %25"
+    return "a file URL has three slashes and an absolute path"
+
+
 def local_path(url: str) -> Path | None:
-    """The path in a ``file:`` URL, or an absolute path; None for any other text."""
+    """The path in a ``file:`` URL, or an absolute path; None for any other text, and for a URL with a query or a fragment."""
     parts = urlsplit(url)
-    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
+    cut = "?" in url or "#" in url
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/") and not cut:
         return Path(unquote(parts.path))
     return Path(url) if url.startswith("/") else None
 
@@ -119,7 +127,7 @@ def invalid_url(url: str, why: str) -> InvalidStorageUrl:
 def _no_file_url(url: str) -> InvalidStorageUrl:
     rest = url.partition(":")[2]
     right = "" if rest.startswith("//") or not rest else f": file:///{rest}"
-    return invalid_url(url, f"a file URL has three slashes and an absolute path{right}")
+    return invalid_url(url, f"{file_url_rule(url)}{right}")
 
 
 def _unsupported(url: str, scheme: str | None) -> InvalidStorageUrl:

@@ -19,12 +19,14 @@ from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.sources import (
     InvalidSource,
     SourceColumnsChanged,
+    SourceColumnsUnreadable,
     SourceLibraryMissing,
     SourceRowsChanged,
     SourceRowsLost,
     read_delta_table,
 )
 from dagster_checkpoints.sources.delta.history import DeltaHistory
+from dagster_checkpoints.sources.delta.schemas import other_columns, unreadable_columns
 
 
 def opened(table: Path, changed_rows: Any = "refuse") -> DeltaHistory:
@@ -107,6 +109,90 @@ def test_columns_that_the_run_does_not_know(tmp_path: Path) -> None:
         history.check_columns()
 
 
+def schema(**types: Any) -> str:
+    """Columns as Delta writes them."""
+    fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in types.items()]
+    return json.dumps({"type": "struct", "fields": fields})
+
+
+def struct(**types: Any) -> Any:
+    return json.loads(schema(**types))
+
+
+def array(kind: Any) -> Any:
+    return {"type": "array", "elementType": kind, "containsNull": True}
+
+
+def mapped_to(kind: Any) -> Any:
+    return {"type": "map", "keyType": "string", "valueType": kind, "valueContainsNull": True}
+
+
+@pytest.mark.parametrize(
+    ("there", "now", "others", "unreadable"),
+    [
+        ({"n": "integer"}, {"n": "integer", "m": "string"}, [], []),
+        ({"n": "integer", "m": "string"}, {"n": "integer"}, ["m"], []),
+        ({"n": "integer"}, {"n": "long"}, ["n"], []),
+        ({"n": "byte"}, {"n": "double"}, ["n"], []),
+        ({"n": "long"}, {"n": "integer"}, ["n"], ["n (long there, integer now)"]),
+        ({"n": "long"}, {"n": "double"}, ["n"], ["n (long there, double now)"]),
+        ({"n": "date"}, {"n": "timestamp_ntz"}, ["n"], []),
+        ({"n": "date"}, {"n": "timestamp"}, ["n"], ["n (date there, timestamp now)"]),
+        ({"n": "string"}, {"n": "integer"}, ["n"], ["n (string there, integer now)"]),
+        ({"n": "decimal(5,2)"}, {"n": "decimal(9,4)"}, ["n"], []),
+        ({"n": "decimal(5,2)"}, {"n": "decimal(6,4)"}, ["n"], ["n (decimal(5,2) there, decimal(6,4) now)"]),
+        ({"n": "integer"}, {"n": "decimal(11,1)"}, ["n"], []),
+        ({"n": "integer"}, {"n": "decimal(9,0)"}, ["n"], ["n (integer there, decimal(9,0) now)"]),
+        ({"s": struct(a="integer")}, {"s": struct(a="long", b="string")}, ["s.a"], []),
+        ({"s": struct(a="string")}, {"s": struct(a="long")}, ["s.a"], ["s.a (string there, long now)"]),
+        ({"s": struct(a="string")}, {"s": "string"}, ["s"], ["s (struct there, string now)"]),
+        ({"s": array("integer")}, {"s": array(struct(a="long"))}, ["s.element"], ["s.element (integer there, struct now)"]),
+        ({"s": mapped_to("integer")}, {"s": mapped_to("long")}, ["s.value"], []),
+    ],
+)
+def test_columns_of_older_and_newer_versions(there: Any, now: Any, others: list[str], unreadable: list[str]) -> None:
+    assert other_columns(schema(**now), schema(**there)) == others
+    assert unreadable_columns(schema(**there), schema(**now)) == unreadable
+    assert other_columns(schema(**now), schema(**now).replace('"nullable": true', '"nullable": false')) == []
+
+
+def test_the_backlog_in_older_columns(tmp_path: Path) -> None:
+    """Read up to version 0; then come rows in the old columns, a change of columns, and rows in the new ones."""
+    for rows in ({"n": [1], "s": [{"x": 1}]}, {"n": [2], "s": [{"x": 2}]}, {"n": [3], "s": [{"x": 3, "y": "y"}], "m": ["m"]}):
+        write_deltalake(tmp_path, pa.table(rows), mode="append", schema_mode="merge")
+    history = opened(tmp_path)
+    assert [len(history.added(version)) for version in (0, 1, 2)] == [1, 1, 1]
+    assert len(history.files(0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "partition_by", "text"),
+    [
+        (
+            {"n": ["text"], "k": ["a"]},
+            [],
+            r"version 1, which are read next, have others: n \(long there, string now\)\. Make a new",
+        ),
+        ({"n": [2], "k": ["a"]}, ["k"], r"have others: the partitioning by k\. .* with version=1 in another stage"),
+    ],
+)
+def test_a_backlog_that_cannot_be_read_in_the_columns_of_now(
+    tmp_path: Path, rows: Any, partition_by: list[str], text: str
+) -> None:
+    for number in range(2):
+        write_deltalake(tmp_path, pa.table({"n": [number], "k": ["b"]}), mode="append")
+    write_deltalake(tmp_path, pa.table(rows), mode="overwrite", schema_mode="overwrite", partition_by=partition_by)
+    history = opened(tmp_path, "skip")
+    assert list(history.partition_by) == partition_by
+    for call in (lambda: history.added(1), lambda: history.files(1)):
+        with pytest.raises(SourceColumnsUnreadable, match=text) as raised:
+            call()
+        assert raised.value.repeats
+    only = DeltaHistory(str(tmp_path), {}, "refuse", 1)
+    only.open()
+    assert only.partition_by == () and only.schema["fields"][0]["type"] == "long" and len(only.files(1)) == 2
+
+
 def test_a_log_that_was_cleaned_up(tmp_path: Path) -> None:
     for number in range(4):
         write_deltalake(tmp_path, pa.table({"n": [number]}), mode="append")
@@ -137,7 +223,7 @@ def add(path: str, **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("action", "text"),
     [
-        (feature("typeWidening"), "found the feature typeWidening"),
+        (feature("variantType"), "found the feature variantType"),
         (add("a.parquet", deletionVector={"storageType": "i", "pathOrInlineDv": "x"}), "found deletion vectors in version 1"),
         (add("s3://other/a.parquet"), "data files below its directory, found s3://other/a.parquet"),
     ],

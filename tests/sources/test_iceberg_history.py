@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.schema import Schema
-from pyiceberg.types import LongType, NestedField, StringType, TimeType
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType, StructType, TimeType
 
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.sinks.iceberg.catalogs import catalog_settings
@@ -27,7 +28,6 @@ from dagster_checkpoints.sources import (
     read_iceberg_table,
 )
 from dagster_checkpoints.sources.iceberg.history import NOTHING, IcebergHistory
-from dagster_checkpoints.sources.iceberg.schemas import renamed, spark_schema
 from resources.embedded_s3 import EmbeddedS3
 
 SCHEMA = Schema(NestedField(1, "n", LongType(), required=False), NestedField(2, "word", StringType(), required=False))
@@ -101,18 +101,54 @@ def test_columns(table: Any, tmp_path: Path) -> None:
     history.newest()
     history.open()  # by a query, whose plan was made before
     for call in (lambda: history.added(newest(table)), history.check_columns):
-        with pytest.raises(SourceColumnsChanged, match="found rows with other columns: colour") as raised:
+        with pytest.raises(SourceColumnsChanged, match=r"found rows with other columns: colour\. The next attempt") as raised:
             call()
         assert not raised.value.repeats
     assert numbers(opened(tmp_path).added(newest(table))) == [2]
+    known = opened(tmp_path)
     with table.update_schema() as update:
         update.rename_column("colour", "color")
-    with pytest.raises(InvalidSource, match="renamed, or replace others of the same name: color"):
-        history.open()
-    nested = {"type": "struct", "fields": [{"id": 3, "name": "in", "type": {"type": "list", "element-id": 4, "element": "int"}}]}
-    of = [{"fields": [{"id": 1, "name": "a", "type": nested}]}, {"fields": [{"id": 2, "name": "a", "type": nested}]}]
-    assert renamed(of[:1]) == [] and renamed(of) == ["a"]
-    assert spark_schema(of[0])["fields"][0]["type"]["fields"][0]["type"]["elementType"] == "integer"
+    table.append(rows(3).append_column("color", [["blue"]]))
+    known.newest()
+    known.check_columns()  # a renamed column is the same column until the next start
+    assert numbers(known.added(newest(table))) == [3]
+    with table.update_spec() as update:
+        update.add_identity("word")
+    table.append(rows(4).append_column("color", [["blue"]]))
+    known.newest()
+    with pytest.raises(SourceColumnsChanged, match=r"partitioned in another way \(partition spec 1\)"):
+        known.added(newest(table))
+
+
+def test_the_backlog_in_older_columns(table: Any, tmp_path: Path) -> None:
+    """Read up to a snapshot; then come rows in the old columns, a change of columns, and rows in the new ones."""
+    with table.update_schema() as update:
+        update.add_column("size", IntegerType())
+        update.add_column("nested", StructType(NestedField(20, "x", LongType(), required=False)))
+
+    def append(**columns: Any) -> int:
+        schema = table.refresh().schema().as_arrow()
+        values = {field.name: pa.array([columns.get(field.name)], field.type) for field in schema}
+        table.append(pa.table(values, schema))
+        return newest(table)
+
+    old = append(n=1, size=1, nested={"x": 1})
+    with table.update_schema(allow_incompatible_changes=True) as update:
+        update.update_column("size", LongType())
+        update.add_column(("nested", "y"), StringType())
+        update.delete_column("word")
+    new = append(n=2, size=1 << 40, nested={"x": 2, "y": "y"})
+    history = opened(tmp_path)
+    assert numbers(history.added(old)) == [1] and numbers(history.added(new)) == [2]
+    one, two = (json.loads(file.columns) for file in history.resolved([*history.added(old), *history.added(new)]))
+    assert one == two == history.schema
+
+
+def test_a_default_for_older_files_is_refused(table: Any, tmp_path: Path) -> None:
+    [file] = (tmp_path / "shop/events/metadata").glob("*.metadata.json")
+    file.write_text(file.read_text().replace('"name":"word",', '"name":"word","initial-default":"x",'))
+    with pytest.raises(InvalidSource, match="found a default for word"):
+        opened(tmp_path)
 
 
 def test_expired_and_rolled_back_snapshots(table: Any, tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from importlib.util import find_spec
 from dagster_checkpoints.sinks.base import AtNewStart
 from dagster_checkpoints.sinks.delta.fitting import DeltaFitting
 from dagster_checkpoints.sinks.delta.log import DeltaLog, library_missing
+from dagster_checkpoints.sinks.delta.places import delta_url
 from dagster_checkpoints.sinks.lake.columns import SchemaEvolution
 from dagster_checkpoints.sinks.lake.sink import LakeSink
-from dagster_checkpoints.sinks.locations import location_of, target_url, uri_of
+from dagster_checkpoints.sinks.locations import location_of, uri_of
 
 _SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss")
 
@@ -63,7 +64,7 @@ class DeltaSink(LakeSink):
         overwrite_partitions: bool = False,
     ) -> None:
         super().__init__(at_new_start, partition_by, schema_evolution, key, overwrite_partitions)
-        self.table = target_url(table, _SCHEMES, "a Delta table", "storage_options")
+        self.table = delta_url(table, _SCHEMES)
         self._storage_options = dict(storage_options or {})
         if find_spec("deltalake") is None:
             raise library_missing(str(self))

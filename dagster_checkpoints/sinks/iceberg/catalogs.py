@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from dagster_checkpoints.sinks.durable import sync
 from dagster_checkpoints.sinks.errors import InvalidSinkPath, SinkLibraryMissing
-from dagster_checkpoints.storage.urls import local_path, url_scheme
+from dagster_checkpoints.storage.urls import file_url_rule, local_path, url_scheme
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -138,10 +138,12 @@ def _directory(warehouse: str) -> Path | None:
     if scheme not in (None, "file"):
         if "@" in urlsplit(warehouse).netloc and scheme not in ("abfs", "abfss"):
             raise _invalid("a warehouse's URL with credentials", "give credentials in the catalog's properties")
+        if "?" in warehouse or "#" in warehouse:  # the library would leave out what follows
+            raise _invalid(repr(warehouse), "the URL of a warehouse has no '?' and no '#'")
         return None
     path = local_path(warehouse) if scheme else Path(os.path.expanduser(warehouse))
     if path is None:
-        raise _invalid(repr(warehouse), "a file URL has three slashes and an absolute path: file:///data/lake")
+        raise _invalid(repr(warehouse), f"{file_url_rule(warehouse)}: file:///data/lake")
     found = os.path.abspath(path)
     if _UNUSABLE.search(found):
         raise _invalid(repr(found), "a path with '#', '?' or '%' cannot be a part of the URLs in Iceberg's metadata")

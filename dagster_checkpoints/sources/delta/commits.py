@@ -7,10 +7,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-_READABLE = frozenset({"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
+_READABLE = frozenset(
+    {
+        "columnMapping",
+        "deletionVectors",
+        "timestampNtz",
+        "typeWidening",
+        "typeWidening-preview",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+    }
+)
 """Reader features with which the data files are plain Parquet files as long as the two first ones are not in use."""
 _PARTITION_TYPES = frozenset({"string", "byte", "short", "integer", "long", "boolean", "date"})
 """Types of partition columns whose values have one meaning as text, whatever the settings of the program that wrote them."""
@@ -89,22 +99,3 @@ def unreadable_partitions(fields: Iterable[Mapping[str, Any]], partition_by: Seq
 
 def _is_certain(kind: Any) -> bool:
     return isinstance(kind, str) and (kind in _PARTITION_TYPES or kind.startswith("decimal("))
-
-
-@dataclass(frozen=True, slots=True)
-class TableColumns:
-    """The columns with which a run reads the table.
-
-    Args:
-        types: the type of each column, as Delta writes it.
-    """
-
-    types: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def from_schema(cls, schema: str) -> TableColumns:
-        return cls({each["name"]: each["type"] for each in json.loads(schema)["fields"]})
-
-    def lack(self, schema: str) -> list[str]:
-        """The columns of a schema that these do not have, or have with another type."""
-        return [name for name, kind in TableColumns.from_schema(schema).types.items() if self.types.get(name) != kind]

@@ -10,7 +10,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -19,15 +19,16 @@ from dagster_checkpoints.sinks.lake.table_files import LocalTableFiles, TableFil
 from dagster_checkpoints.sources.delta.commits import (
     AddedFile,
     DeltaCommit,
-    TableColumns,
     parse_commit,
     required_features,
     unreadable,
     unreadable_partitions,
 )
+from dagster_checkpoints.sources.delta.schemas import other_columns, unreadable_columns
 from dagster_checkpoints.sources.errors import (
     InvalidSource,
     SourceColumnsChanged,
+    SourceColumnsUnreadable,
     SourceError,
     SourceRowsChanged,
     SourceRowsLost,
@@ -53,9 +54,10 @@ class DeltaHistory:
         url: the table's location: an absolute path, or an ``s3://`` URL.
         storage_options: options of the ``deltalake`` library for that store; never shown.
         changed_rows: what happens to commits that delete or change rows.
+        only: the only version that is read, with its columns; None: the newest one with its columns, and those that follow.
     """
 
-    def __init__(self, url: str, storage_options: Mapping[str, str], changed_rows: ChangedRows) -> None:
+    def __init__(self, url: str, storage_options: Mapping[str, str], changed_rows: ChangedRows, only: int | None = None) -> None:
         self.shown = f"read_delta_table({url!r})"
         self.id = ""
         self.schema: dict[str, Any] = {}
@@ -63,8 +65,11 @@ class DeltaHistory:
         self._url = url
         self._options = dict(storage_options)
         self._changed_rows = changed_rows
+        self._only = only
         self._table: DeltaTable | None = None
-        self._columns = TableColumns()
+        self._columns = ""  # the columns of the plan, as Delta's JSON
+        self._planned = -1  # the version of which the plan has the columns
+        self._schema: tuple[int, str | None] = (-1, None)  # the version that was looked at last, and its columns
         self._snapshot: tuple[int, list[LakeFile]] | None = None
         self._commits: dict[int, list[LakeFile]] = {}
         self._absent: tuple[int, float] | None = None  # a version that was not there, and until when it is not looked for
@@ -81,11 +86,15 @@ class DeltaHistory:
             SourceUnavailable: the store does not answer.
         """
         self._table = table = self._at(None)
+        if self._only is not None:
+            if not 0 <= self._only <= table.version():
+                raise InvalidSource(f"{self.shown}: expected a version from 0 to {table.version()}, found {self._only}")
+            table = self._at(self._only)
         metadata, protocol = table.metadata(), table.protocol()
         if not self.schema:  # the plan is made with these columns; a query may open the table again
             self.schema = json.loads(table.schema().to_json())
             self.partition_by = tuple(metadata.partition_columns)
-            self._columns = TableColumns.from_schema(json.dumps(self.schema))
+            self._columns, self._planned = json.dumps(self.schema), int(table.version())
         self._check_features(required_features(protocol.min_reader_version, protocol.reader_features), metadata.configuration)
         wrong = unreadable_partitions(self.schema["fields"], self.partition_by)
         if wrong:
@@ -125,9 +134,10 @@ class DeltaHistory:
                 columns = {name: actions.column(name).to_pylist() for name in actions.schema.names}
             if marked:
                 raise self._marked(version)
+            self._check_schema(table.schema().to_json(), version)
             partitions: Any = columns.get("partition") or [{}] * len(columns["path"])
             found = sorted(zip(columns["modification_time"], columns["path"], partitions, strict=True), key=lambda each: each[:2])
-            self._snapshot = version, self._lake_files(AddedFile(path, _texts(values)) for _, path, values in found)
+            self._snapshot = version, self._lake_files(version, (AddedFile(path, _texts(values)) for _, path, values in found))
         return self._snapshot[1]
 
     def added(self, version: int) -> Sequence[LakeFile]:
@@ -144,8 +154,9 @@ class DeltaHistory:
 
     def _new_rows(self, version: int, commit: DeltaCommit) -> list[LakeFile]:
         self._check_features(commit.features or (), commit.configuration or {})
-        if commit.schema is not None:
-            self._check_schema(commit.schema, version)
+        schema = self._schema_of(version, commit)
+        if schema is not None:
+            self._check_schema(schema, version)
         if commit.removes_rows:
             if self._changed_rows == "skip":
                 return []
@@ -156,26 +167,62 @@ class DeltaHistory:
             )
         if any(file.deleted_rows for file in commit.added):
             raise self._marked(version)
-        return self._lake_files(commit.added)
+        return self._lake_files(version, commit.added)
+
+    def _schema_of(self, version: int, commit: DeltaCommit) -> str | None:
+        """The columns with which a commit's rows were written; None if they are not known any more, or as in the plan."""
+        schema = commit.schema
+        if schema is None and version <= self._planned:
+            known, schema = self._schema
+            if known != version - 1:
+                schema = None
+                with suppress(SourceError):  # earlier commits were cleaned up; Spark refuses types that it cannot read
+                    schema = self._at(version, without_files=True).schema().to_json()
+        self._schema = version, schema
+        return schema
 
     def check_columns(self) -> None:
         assert self._table is not None
         self._check_schema(self._table.schema().to_json(), self._table.version())
 
     def _check_schema(self, schema: str, version: int) -> None:
-        lacking = self._columns.lack(schema)
-        if lacking:
-            raise SourceColumnsChanged(
-                f"{self.shown}: expected the columns that the table had when the run began, found that version {version} has "
-                f"added or changed {', '.join(lacking)}. The next attempt reads the table with its new columns"
-            )
+        """Check that the rows of a version are read right with the plan's columns."""
+        if version > self._planned:
+            others = other_columns(self._columns, schema)
+            if others:
+                raise self._changed(version, ", ".join(others))
+            return
+        unreadable = unreadable_columns(schema, self._columns)
+        if unreadable:
+            raise self._unreadable(version, ", ".join(unreadable))
+
+    def _changed(self, version: int, found: str) -> SourceColumnsChanged:
+        return SourceColumnsChanged(
+            f"{self.shown}: expected the columns that the table had when the run began, found that version {version} has added "
+            f"or changed {found}. The next attempt reads the table with its new columns"
+        )
+
+    def _unreadable(self, version: int, found: str) -> SourceColumnsUnreadable:
+        return SourceColumnsUnreadable(
+            f"{self.shown}: expected rows that can be read with the columns of version {self._planned}, which the table has now, "
+            f"found that the rows of version {version}, which are read next, have others: {found}. Make a new start, which reads "
+            f"the newest version whole; rows that are only in version {version} can be read with version={version} in another "
+            "stage"
+        )
+
+    def resolved(self, files: Sequence[LakeFile]) -> Sequence[LakeFile]:
+        return files
 
     # Files
 
-    def _lake_files(self, files: Iterable[AddedFile]) -> list[LakeFile]:
-        return [self._lake_file(file) for file in files]
+    def _lake_files(self, version: int, files: Iterable[AddedFile]) -> list[LakeFile]:
+        return [self._lake_file(version, file) for file in files]
 
-    def _lake_file(self, file: AddedFile) -> LakeFile:
+    def _lake_file(self, version: int, file: AddedFile) -> LakeFile:
+        others = sorted(set(file.partition) ^ set(self.partition_by))
+        if others:
+            text = f"the partitioning by {', '.join(others)}"
+            raise self._changed(version, text) if version > self._planned else self._unreadable(version, text)
         path = unquote(file.path)
         if "://" in path or path.startswith("/"):
             raise InvalidSource(
@@ -186,18 +233,23 @@ class DeltaHistory:
 
     # The library, and errors
 
-    def _at(self, version: int | None) -> DeltaTable:
+    def _at(self, version: int | None, *, without_files: bool = False) -> DeltaTable:
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
         with self._reached():
             try:
-                return DeltaTable(self._url, version=version, storage_options=self._options)
+                return DeltaTable(self._url, version, self._options, without_files)
             except DeltaError as error:
                 if version is not None:
                     raise self._gone(f"version {version} cannot be read any more ({_text(error)})") from error
                 if isinstance(error, TableNotFoundError):
                     raise InvalidSource(f"{self.shown}: expected a Delta table, found none") from None
+                if "Unsupported" in str(error):
+                    raise InvalidSource(
+                        f"{self.shown}: expected a table that the library deltalake reads, found: {_text(error)}. Read a copy of "
+                        "the table without that"
+                    ) from None
                 raise
 
     def _check_features(self, features: Iterable[str], configuration: Mapping[str, str | None]) -> None:

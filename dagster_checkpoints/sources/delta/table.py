@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from dagster_checkpoints.sinks.delta.places import delta_url
 from dagster_checkpoints.sinks.errors import InvalidSinkPath
-from dagster_checkpoints.sinks.locations import target_url
 from dagster_checkpoints.sources.errors import InvalidSource, SourceLibraryMissing
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def read_delta_table(
         files_per_trigger: the largest number of data files in one micro-batch. Default: 1000.
         changed_rows: what happens to a later commit that deletes or changes rows: ``"refuse"`` ends the run, ``"skip"`` reads
             no row of that commit. Default: ``"refuse"``. Files that were only rewritten are no change.
-        version: read this version of the table and no other. Default: the newest one, and those that follow.
+        version: read this version of the table, with its columns, and no other. Default: the newest one, and those that follow.
 
     Raises:
         InvalidSource: there is no such table, or one that cannot be read file by file.
@@ -51,7 +51,7 @@ def read_delta_table(
     Source: https://github.com/delta-io/delta/blob/master/PROTOCOL.md
     """
     try:
-        url = target_url(table, _SCHEMES, "a Delta table", "storage_options")
+        url = delta_url(table, _SCHEMES)
     except InvalidSinkPath as error:
         raise InvalidSource(f"read_delta_table: {error}") from None
     if find_spec("deltalake") is None:
@@ -66,11 +66,9 @@ def read_delta_table(
     from dagster_checkpoints.sources.lake.arguments import check_arguments
     from dagster_checkpoints.sources.lake.stream import LakeReading, lake_stream
 
-    history = DeltaHistory(url, storage_options or {}, changed_rows)
+    history = DeltaHistory(url, storage_options or {}, changed_rows, version)
     check_arguments(history.shown, files_per_trigger, changed_rows)
     history.open()
-    if version is not None and not 0 <= version <= history.newest():
-        raise InvalidSource(f"{history.shown}: expected a version from 0 to {history.newest()}, found {version}")
     fields = [StructField(each.name, each.dataType) for each in StructType.fromJson(history.schema).fields]
     in_files = [each for each in fields if each.name not in history.partition_by]
     in_log = [each for name in history.partition_by for each in fields if each.name == name]

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -18,12 +19,23 @@ from dagster_checkpoints.sources.errors import (
     SourceRowsLost,
     SourceUnavailable,
 )
-from dagster_checkpoints.sources.iceberg.schemas import renamed, spark_schema, unknown
+from dagster_checkpoints.sources.iceberg.footers import columns_of_files
+from dagster_checkpoints.sources.iceberg.projection import (
+    AmbiguousColumns,
+    FileField,
+    Layout,
+    changed_columns,
+    has_ids,
+    read_columns,
+    with_defaults,
+    with_ids,
+)
+from dagster_checkpoints.sources.iceberg.schemas import spark_schema
 from dagster_checkpoints.sources.lake.arguments import ChangedRows
 from dagster_checkpoints.sources.lake.positions import LakeFile
 
 if TYPE_CHECKING:
-    from pyiceberg.manifest import ManifestEntry, ManifestFile
+    from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
@@ -32,6 +44,8 @@ NOTHING = 0
 _NEWEST_FORMAT = 2
 _POLL_SECONDS = 1.0
 _SNAPSHOTS_KEPT = 100
+_FILES_KEPT = 10_000
+_NAME_MAPPING = "schema.name-mapping.default"
 
 
 class IcebergHistory:
@@ -47,6 +61,7 @@ class IcebergHistory:
         self.shown = f"read_iceberg_table({'.'.join(identifier)!r})"
         self.id = ""
         self.schema: dict[str, Any] = {}
+        self.layout = Layout((), {})
         self._identifier = identifier
         self._settings = settings
         self._changed_rows = changed_rows
@@ -54,6 +69,9 @@ class IcebergHistory:
         self._loaded_at = 0.0
         self._files: tuple[int, list[LakeFile]] | None = None
         self._added: dict[int, list[LakeFile]] = {}
+        self._known: frozenset[int] = frozenset()  # the ids of the schemas that were there when the plan was made
+        self._checked: set[int] = set()  # the snapshot whose files have the right format
+        self._read: dict[str, str] = {}  # the columns to read from a file, by its path
 
     def open(self) -> None:
         """Read the newest state of the table.
@@ -67,15 +85,30 @@ class IcebergHistory:
             raise InvalidSource(
                 f"{self.shown}: expected a table of Iceberg's format 1 or 2, found {table.metadata.format_version}. Read a copy"
             )
-        names = renamed(json.loads(schema.model_dump_json()) for schema in table.metadata.schemas)
-        if names:
-            raise InvalidSource(
-                f"{self.shown}: expected columns that keep their names, since data files are read by name, found that these were "
-                f"renamed, or replace others of the same name: {', '.join(names)}. Read a copy of the table"
-            )
         if not self.schema:  # the plan is made with these columns; a query may open the table again
             self.schema = self._spark_schema(table.metadata.current_schema_id)
+            self.layout = self._layout(table)
+            self._known = frozenset(table.schemas())
+        self._check_formats(table)
         self.id = str(table.metadata.table_uuid)
+
+    def _layout(self, table: Table) -> Layout:
+        schema = json.loads(table.schema().model_dump_json())
+        defaults = with_defaults(schema["fields"])
+        if defaults:
+            raise InvalidSource(
+                f"{self.shown}: expected columns that are null in files without them, found a default for {', '.join(defaults)}. "
+                "Read a copy of the table"
+            )
+        return Layout.of(schema, (json.loads(spec.model_dump_json()) for spec in table.specs().values()))
+
+    def _check_formats(self, table: Table) -> None:
+        """Refuse a table of which the newest snapshot has data files that are not Parquet files."""
+        snapshot = table.current_snapshot()
+        if snapshot is not None and snapshot.snapshot_id not in self._checked:
+            for entry in self._data_entries(snapshot):
+                self._check_format(entry.data_file)
+            self._checked = {snapshot.snapshot_id}
 
     # Versions
 
@@ -130,23 +163,28 @@ class IcebergHistory:
     def _all_files(self, snapshot: Snapshot) -> list[LakeFile]:
         entries = self._entries(snapshot)
         entries.sort(key=lambda entry: (entry.sequence_number or 0, entry.data_file.file_path))
-        return [self._lake_file(entry.data_file.file_path) for entry in entries]
+        return [self._lake_file(entry.data_file) for entry in entries]
 
     def _entries(self, snapshot: Snapshot) -> list[ManifestEntry]:
         """The data files of a snapshot, as its manifests have them."""
         from pyiceberg.manifest import ManifestContent
 
         with self._reached():
-            manifests = snapshot.manifests(self._table.io)
-            data = [each for each in manifests if each.content == ManifestContent.DATA]
-            marked = any(each.has_added_files() or each.has_existing_files() for each in manifests if each not in data)
-            entries = [entry for each in data for entry in each.fetch_manifest_entry(self._table.io, discard_deleted=True)]
+            deletes = [each for each in snapshot.manifests(self._table.io) if each.content != ManifestContent.DATA]
+            marked = any(each.has_added_files() or each.has_existing_files() for each in deletes)
         if marked:
             raise InvalidSource(
                 f"{self.shown}: expected data files whose rows all count, found delete files in snapshot {snapshot.snapshot_id}. "
                 "Rewrite the data files"
             )
-        return entries
+        return self._data_entries(snapshot)
+
+    def _data_entries(self, snapshot: Snapshot) -> list[ManifestEntry]:
+        from pyiceberg.manifest import ManifestContent
+
+        with self._reached():
+            data = [each for each in snapshot.manifests(self._table.io) if each.content == ManifestContent.DATA]
+            return [entry for each in data for entry in each.fetch_manifest_entry(self._table.io, discard_deleted=True)]
 
     def _new_rows(self, snapshot: Snapshot) -> list[LakeFile]:
         from pyiceberg.manifest import ManifestEntryStatus
@@ -172,7 +210,7 @@ class IcebergHistory:
                 for entry in manifest.fetch_manifest_entry(self._table.io, discard_deleted=True)
                 if entry.status == ManifestEntryStatus.ADDED and entry.snapshot_id == snapshot.snapshot_id
             ]
-        return [self._lake_file(path) for path in sorted(entry.data_file.file_path for entry in entries)]
+        return [self._lake_file(file) for file in sorted((entry.data_file for entry in entries), key=lambda file: file.file_path)]
 
     def _manifests_of(self, snapshot: Snapshot) -> Iterator[ManifestFile]:
         return (each for each in snapshot.manifests(self._table.io) if each.added_snapshot_id == snapshot.snapshot_id)
@@ -181,20 +219,90 @@ class IcebergHistory:
         self._check_schema(self._table.metadata.current_schema_id)
 
     def _check_schema(self, schema_id: int) -> None:
-        names = unknown(self.schema, self._spark_schema(schema_id))
+        """Refuse columns that the plan does not have; it reads those of all schemas that were there when it was made."""
+        if schema_id in self._known:
+            return
+        names = changed_columns(self.layout.columns, json.loads(self._table.schemas()[schema_id].model_dump_json())["fields"])
         if names:
-            raise SourceColumnsChanged(
-                f"{self.shown}: expected the columns that the table had when the run began, found rows with other columns: "
-                f"{', '.join(names)}. The next attempt reads the table with its new columns"
-            )
+            raise self._changed(f"rows with other columns: {', '.join(names)}")
 
-    def _lake_file(self, path: str) -> LakeFile:
+    def _changed(self, found: str) -> SourceColumnsChanged:
+        return SourceColumnsChanged(
+            f"{self.shown}: expected the columns that the table had when the run began, found {found}. The next attempt reads "
+            "the table with its new columns"
+        )
+
+    def _lake_file(self, file: DataFile) -> LakeFile:
+        self._check_format(file)
+        if file.spec_id not in self.layout.specs:
+            raise self._changed(f"rows that are partitioned in another way (partition spec {file.spec_id})")
+        try:
+            values = self.layout.values(file.spec_id, [file.partition[at] for at in range(len(file.partition))])
+        except OverflowError as error:
+            raise InvalidSource(
+                f"{self.shown}: expected partition values between the years 1 and 9999, found another one ({error}) of the data "
+                f"file {file.file_path}"
+            ) from None
+        return LakeFile(self._hadoop_path(file.file_path), values)
+
+    def _hadoop_path(self, path: str) -> str:
         scheme = urlsplit(path).scheme
         if scheme in ("", "file"):
-            return LakeFile(f"file:{path.removeprefix('file://').removeprefix('file:')}")
+            return f"file:{path.removeprefix('file://').removeprefix('file:')}"
         if scheme in ("s3", "s3a"):
-            return LakeFile(f"s3a://{path.partition('://')[2]}")
+            return f"s3a://{path.partition('://')[2]}"
         raise InvalidSource(f"{self.shown}: expected data files in a directory or on S3, found {path}")
+
+    def _check_format(self, file: DataFile) -> None:
+        from pyiceberg.manifest import FileFormat
+
+        if file.file_format != FileFormat.PARQUET:
+            raise InvalidSource(
+                f"{self.shown}: expected data files in the format Parquet, found {file.file_path} in the format "
+                f"{file.file_format.name}. Rewrite the data files, or read a copy of the table"
+            )
+
+    # Columns of files
+
+    def resolved(self, files: Sequence[LakeFile]) -> Sequence[LakeFile]:
+        new = [file for file in files if file.path not in self._read]
+        if new:
+            try:
+                with self._reached():
+                    found = columns_of_files(self._table.io, [file.path for file in new])
+            except FileNotFoundError as error:
+                raise SourceRowsLost(
+                    f"{self.shown}: expected the {len(files)} data files of the next rows, found that some were deleted: {error}"
+                    ". Keep files of older snapshots for longer than a run may pause; restore them, or make a new start"
+                ) from None
+            asked = {file.path for file in files}
+            keeps = len(self._read) + len(new) <= _FILES_KEPT
+            kept = {path: columns for path, columns in self._read.items() if keeps or path in asked}
+            self._read = {**kept, **{file.path: self._columns(file, fields) for file, fields in zip(new, found, strict=True)}}
+        return [replace(file, columns=self._read[file.path]) for file in files]
+
+    def _columns(self, file: LakeFile, fields: tuple[FileField, ...]) -> str:
+        if not has_ids(fields):
+            mapping = self._table.properties.get(_NAME_MAPPING)
+            if mapping is None:
+                raise InvalidSource(
+                    f"{self.shown}: expected data files with field ids, or the table's property {_NAME_MAPPING}, which maps "
+                    f"names to ids, found that {file.path} has no field ids. Set the property"
+                )
+            fields = with_ids(fields, json.loads(mapping))
+        missing = self.layout.without_value(fields)
+        if missing:
+            raise InvalidSource(
+                f"{self.shown}: expected data files that hold the partition columns of type double and binary, found that "
+                f"{file.path} does not hold {', '.join(missing)}. Read a copy of the table"
+            )
+        try:
+            return read_columns(self.layout.in_files, fields)
+        except AmbiguousColumns as error:
+            raise InvalidSource(
+                f"{self.shown}: expected one column of a data file for each column of the table, found two for one in "
+                f"{file.path}: {error}. Read a copy of the table"
+            ) from None
 
     # The library, and errors
 
@@ -236,7 +344,7 @@ class IcebergHistory:
     def _reached(self) -> Iterator[None]:
         try:
             yield
-        except SourceError:
+        except (SourceError, FileNotFoundError):
             raise
         except Exception as error:  # the library raises errors of its own, of catalogs' clients and of file systems
             found = self._settings.without_credentials(f"{type(error).__name__}: {error}")

@@ -1,12 +1,12 @@
-"""Iceberg's schemas as Spark's, and whether columns can be found in data files by their names. JSON in, JSON out.
+"""Iceberg's schemas as Spark's. JSON in, JSON out.
 
-Source: Iceberg's specification, "Appendix C: JSON serialization" and "Column Projection"
+Source: Iceberg's specification, "Appendix C: JSON serialization"
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 _OF_ICEBERG = {
@@ -33,23 +33,36 @@ def spark_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     return _struct(schema, "")
 
 
+def field_of(name: str, kind: Any) -> dict[str, Any]:
+    """A column of one of Spark's types."""
+    return {"name": name, "type": kind, "nullable": True, "metadata": {}}
+
+
 def _struct(struct: Mapping[str, Any], inside: str) -> dict[str, Any]:
-    return {
-        "type": "struct",
-        "fields": [
-            {"name": field["name"], "type": _type(field["type"], f"{inside}{field['name']}"), "nullable": True, "metadata": {}}
-            for field in struct["fields"]
-        ],
-    }
+    fields = [field_of(each["name"], _type(each["type"], f"{inside}{each['name']}")) for each in struct["fields"]]
+    return {"type": "struct", "fields": fields}
+
+
+def spark_type(kind: str, path: str = "") -> str:
+    """A primitive type in the JSON of Spark's types.
+
+    Args:
+        kind: the type.
+        path: the column, for the error.
+
+    Raises:
+        TypeError: Spark does not have it.
+    """
+    decimal = _DECIMAL.fullmatch(kind)
+    found = f"decimal({decimal[1]},{decimal[2]})" if decimal else _OF_ICEBERG.get(kind)
+    if found is None:
+        raise TypeError(f"{path} ({kind})")
+    return found
 
 
 def _type(kind: Any, path: str) -> Any:
     if isinstance(kind, str):
-        decimal = _DECIMAL.fullmatch(kind)
-        found = f"decimal({decimal[1]},{decimal[2]})" if decimal else _OF_ICEBERG.get(kind)
-        if found is None:
-            raise TypeError(f"{path} ({kind})")
-        return found
+        return spark_type(kind, path)
     match kind["type"]:
         case "struct":
             return _struct(kind, f"{path}.")
@@ -59,37 +72,3 @@ def _type(kind: Any, path: str) -> Any:
             key, value = _type(kind["key"], f"{path}.key"), _type(kind["value"], f"{path}.value")
             return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
     raise TypeError(f"{path} ({kind['type']})")
-
-
-def renamed(schemas: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The columns that had another name, or whose name another column had; empty if names identify columns in all data files.
-
-    Args:
-        schemas: all schemas that the table has had.
-    """
-    names: dict[int, str] = {}
-    ids: dict[str, int] = {}
-    found: dict[str, None] = {}
-    for schema in schemas:
-        for path, number in _fields(schema, ""):
-            if names.setdefault(number, path) != path or ids.setdefault(path, number) != number:
-                found[path] = None
-    return list(found)
-
-
-def _fields(kind: Any, path: str) -> Iterator[tuple[str, int]]:
-    """The fields in a type, also nested ones: path and id."""
-    if isinstance(kind, str):
-        return
-    for field in kind.get("fields", ()):
-        yield f"{path}{field['name']}", field["id"]
-        yield from _fields(field["type"], f"{path}{field['name']}.")
-    for part in ("element", "key", "value"):
-        if part in kind:
-            yield from _fields(kind[part], f"{path}{part}.")
-
-
-def unknown(known: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
-    """The columns of a schema that another one does not have, or has with another type. Both are Spark's JSON."""
-    types = {field["name"]: field["type"] for field in known["fields"]}
-    return [field["name"] for field in schema["fields"] if types.get(field["name"]) != field["type"]]

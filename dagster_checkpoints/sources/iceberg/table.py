@@ -68,6 +68,7 @@ def read_iceberg_table(
     from pyspark.sql.types import StructType
 
     from dagster_checkpoints.sources.iceberg.history import IcebergHistory
+    from dagster_checkpoints.sources.iceberg.schemas import field_of, spark_schema
     from dagster_checkpoints.sources.lake.arguments import check_arguments
     from dagster_checkpoints.sources.lake.stream import LakeReading, lake_stream
 
@@ -76,5 +77,9 @@ def read_iceberg_table(
     history.open()
     if snapshot is not None:
         history.files(snapshot)
-    reading = LakeReading(history, StructType.fromJson(history.schema), StructType(), files_per_trigger, snapshot)
-    return lake_stream(spark, NAME, {"table": table}, reading)
+    layout = history.layout
+    in_files = spark_schema({"fields": layout.in_files})
+    constants = {"type": "struct", "fields": [field_of(name, kind) for name, kind in layout.constants]}
+    reading = LakeReading(history, StructType.fromJson(in_files), StructType.fromJson(constants), files_per_trigger, snapshot)
+    frame = lake_stream(spark, NAME, {"table": table}, reading)
+    return frame if layout.expressions is None else frame.selectExpr(*layout.expressions)

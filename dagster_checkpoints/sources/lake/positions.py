@@ -17,10 +17,13 @@ class LakeFile:
     Args:
         path: its path as Hadoop writes it: ``file:/data/…`` or ``s3a://bucket/…``.
         partition: the values of the partition columns that are not in the file, as text.
+        columns: the columns to read from the file by their names in it, as the JSON of Spark's types; "" if they are those of
+            the table.
     """
 
     path: str
     partition: tuple[str | None, ...] = ()
+    columns: str = ""
 
 
 class TableHistory(Protocol):

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from dagster_checkpoints.sources.errors import SourceRowsLost
 from dagster_checkpoints.sources.lake.positions import LakeFile, TableHistory, TablePosition, advanced, files_between
 from dagster_checkpoints.spark.query.driver_sources import DriverSources, JavaObject, interfaces, kept
+from dagster_checkpoints.spark.query.file_index import FilesLost
 from dagster_checkpoints.spark.query.partitioned_scan import PartitionedScan
 
 
@@ -37,6 +37,9 @@ class LakeTable(TableHistory, Protocol):
 
     def open(self) -> None:
         """Read the newest state of the table. Its columns remain those of the first time."""
+
+    def resolved(self, files: Sequence[LakeFile]) -> Sequence[LakeFile]:
+        """The files with the columns that are read from each."""
 
     def check_columns(self) -> None:
         """Check that the newest version has no other columns. Raises SourceColumnsChanged."""
@@ -79,6 +82,11 @@ def lake_stream(spark: SparkSession, name: str, options: dict[str, str], reading
     return sources.stream(name, options, scan.schema, lambda: LakeStream(sources, scan, reading))
 
 
+def _alike(files: Sequence[LakeFile]) -> int | None:
+    """The number of the first files of which the same columns are read, as in one micro-batch; None if all files are alike."""
+    return next((at for at, file in enumerate(files) if file.columns != files[0].columns), None)
+
+
 class LakeStream(JavaObject):
     """The stream. Spark's thread of the query calls it; `prepareForTriggerAvailableNow` may come from another thread.
 
@@ -96,7 +104,8 @@ class LakeStream(JavaObject):
         self._last = reading.only
         self._start: TablePosition | None = None
         self._planned: tuple[str, str, Any] | None = None  # the range that was planned last, and its partitions
-        self._factory: Any = None
+        self._read = ""  # the columns to read from the files that were planned last
+        self._factories: dict[str, Any] = {}
         self._opened = False
 
     @property
@@ -117,7 +126,8 @@ class LakeStream(JavaObject):
             if self._start is None:  # Spark asks more than once
                 first = self._reading.only
                 self._start = TablePosition.at_start(self._table.id, self._table.newest() if first is None else first)
-                self._table.check_columns()
+                if first is None:
+                    self._table.check_columns()
             return self._sources.offset(self._start.to_json())
 
     def deserializeOffset(self, text: str) -> Any:
@@ -139,6 +149,9 @@ class LakeStream(JavaObject):
             position = self._position(start)
             files = int(limit.maxFiles()) if limit.getClass().getSimpleName() == "ReadMaxFiles" else None
             reached = advanced(self._table, position, files, self._last)
+            alike = _alike(self._table.resolved(files_between(self._table, position, reached)))
+            if alike is not None:
+                reached = advanced(self._table, position, alike, self._last)
             waits = reached == position and self._last is None
         if waits:
             time.sleep(_IDLE_SECONDS)
@@ -164,27 +177,26 @@ class LakeStream(JavaObject):
         first, last = str(start.json()), str(end.json())
         with self._lock:
             if self._planned is None or self._planned[:2] != (first, last):  # Spark plans a batch twice
-                files = files_between(self._table, self._position(start), self._position(end))
+                files = self._table.resolved(files_between(self._table, self._position(start), self._position(end)))
                 self._planned = (first, last, self._partitions(files))
+                self._read = files[0].columns if files else ""
             return self._planned[2]
 
     def _partitions(self, files: Sequence[LakeFile]) -> Any:
         try:
             return self._scan.plan({file.path: file.partition for file in files})
-        except AnalysisException as error:
-            if error.getCondition() != "PATH_NOT_FOUND":
-                raise
+        except FilesLost as error:
             raise SourceRowsLost(
-                f"{self._reading.table.shown}: expected the {len(files)} files of the next rows, found that some were deleted: "
-                f"{str(error).split(' SQLSTATE')[0]} Keep files of older versions for longer than a run may pause; restore them, "
-                "or make a new start"
+                f"{self._reading.table.shown}, files of the next rows: {error}. Keep files of older versions for longer than "
+                "a run may pause; restore them, or make a new start"
             ) from None
 
     @kept
     def createReaderFactory(self) -> Any:
-        if self._factory is None:
-            self._factory = self._scan.reader_factory()
-        return self._factory
+        with self._lock:
+            if self._read not in self._factories:
+                self._factories[self._read] = self._scan.reader_factory(self._read)
+            return self._factories[self._read]
 
     def commit(self, end: Any) -> None:
         """Nothing: the table keeps its rows."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from dagster_checkpoints.pipeline import DiscoveryContext
 from dagster_checkpoints.sources.errors import InvalidSource, SourceUnavailable
 from dagster_checkpoints.spark.files.hadoop_path import FileStatus, HadoopFileSystem
-
-_PATTERN = frozenset("*?[]{}\\")
+from dagster_checkpoints.spark.files.path_patterns import PATTERN_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +39,12 @@ class FileSplits:
 
     def __post_init__(self) -> None:
         below = self.pattern.endswith("/")
-        if not self.pattern.strip("/") or (below and _PATTERN & set(self.pattern)):
+        if not self.pattern.strip("/") or (below and PATTERN_CHARACTERS & set(self.pattern)):
             raise InvalidSource(
                 "FileSplits: expected a pattern such as 's3a://bucket/flights/*.parquet', or a prefix that ends with a slash and "
                 f"has no wildcards, found {self.pattern!r}."
             )
-        if self.complete is not None and (not self.complete or "/" in self.complete or _PATTERN & set(self.complete)):
+        if self.complete is not None and (not self.complete or "/" in self.complete or PATTERN_CHARACTERS & set(self.complete)):
             raise InvalidSource(
                 f"FileSplits: expected complete to be the name of a file such as '_SUCCESS', found {self.complete!r}: a name has "
                 "no slash and no wildcard."
@@ -69,18 +68,18 @@ class FileSplits:
                 "the settings spark.hadoop.* of its file system."
             ) from error
         urls = sorted({url for status in found if (url := self._split_of(str(status.path), known)) is not None})
-        unclear = [url for url in urls if _PATTERN & set(url[known:])]
+        unclear = [url for url in urls if PATTERN_CHARACTERS & set(url[known:])]
         if unclear:
             raise InvalidSource(
-                f"FileSplits of {context.stage!r}: expected names without the characters {' '.join(sorted(_PATTERN))}, found "
-                f"{unclear[0]}: Spark would read it as a pattern. Rename it, or write a discovery and a read of your own."
+                f"FileSplits of {context.stage!r}: expected names without the characters {' '.join(sorted(PATTERN_CHARACTERS))}, "
+                f"found {unclear[0]}: Spark would read it as a pattern. Rename it, or write a discovery and a read of your own."
             )
         return urls
 
     @property
     def _fixed(self) -> str:
         """The part of the pattern in front of its first wildcard, up to a slash."""
-        first = next((at for at, letter in enumerate(self.pattern) if letter in _PATTERN), None)
+        first = next((at for at, letter in enumerate(self.pattern) if letter in PATTERN_CHARACTERS), None)
         return self.pattern.rstrip("/") if first is None else self.pattern[:first].rpartition("/")[0] or self._root
 
     @property

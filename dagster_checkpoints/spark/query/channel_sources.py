@@ -15,13 +15,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.spark.files.work_path import WorkPath, urls
 from dagster_checkpoints.spark.query.driver_sources import CONNECTOR, DriverSources, JavaObject, SourceFailed, interfaces
+from dagster_checkpoints.spark.query.file_index import FilesLost
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 
 RECORDS = "dagster_checkpoints_channels"
@@ -223,7 +223,7 @@ class RecordsStream(_Stream):
             return self._sources.array(f"{CONNECTOR}.read.InputPartition")
         try:
             return self._sources.scan(self._schema, urls(files)).planInputPartitions()
-        except AnalysisException as error:
+        except FilesLost as error:
             raise SegmentsLostError(
                 f"expected the {len(files)} files of the next records of input {self._input_name!r} in the work directory, as "
                 f"they were written. Spark: {error}. Let nothing else write to the work directory or clean it up"

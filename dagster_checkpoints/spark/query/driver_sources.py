@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from dagster_checkpoints.spark.query.file_index import exact_index
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CONNECTOR = "org.apache.spark.sql.connector"
-READ_OPTIONS = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false", "__globPaths__": "false"}
-"""Options of every read of files, whatever the session says: no file is skipped silently, and paths are no patterns."""
+READ_OPTIONS = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
+"""Options of every read of files, whatever the session says: no file is skipped silently."""
 _LISTING_IN_A_JOB = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _T = TypeVar("_T")
 
@@ -87,6 +89,7 @@ class DriverSources:
         self.sql = jvm.org.apache.spark.sql
         self._segments = spark._jsparkSession.newSession()
         self._segments.conf().set(_LISTING_IN_A_JOB, str(2**31 - 1))  # the driver lists the files of a batch by itself
+        self._scan_fields: list[str] = []
         self._relation = spark.readStream.format("rate").load()._jdf.queryExecution().analyzed()
 
     def stream(self, name: str, options: Mapping[str, str], schema: Any, make: Callable[[], Any]) -> DataFrame:
@@ -136,17 +139,29 @@ class DriverSources:
         Args:
             schema: The columns, as Spark's Java object.
             files: The URLs of the files.
+
+        Raises:
+            FilesLost: Spark would not read all of them.
         """
         return self.parquet_scan(schema, files).toBatch()
 
     def parquet_scan(self, schema: Any, files: Sequence[str]) -> Any:
         """The same before it is a batch: Spark's `ParquetScan`."""
-        options = self._options(READ_OPTIONS)
-        paths = self.jvm.PythonUtils.toSeq(list(files))
+        options, none = self._options(READ_OPTIONS), self.jvm.PythonUtils.toSeq([])
         table = self.sql.execution.datasources.v2.parquet.ParquetTable(
-            "segments", self._segments, options, paths, self.jvm.scala.Option.apply(schema), None
+            "segments", self._segments, options, none, self.jvm.scala.Option.apply(schema), None
         )
-        return table.newScanBuilder(options).build()
+        scan = table.newScanBuilder(options).build()
+        return self.scan_with(scan, fileIndex=exact_index(self.jvm, self._segments, files)) if files else scan
+
+    def scan_with(self, scan: Any, **fields: Any) -> Any:
+        """A `ParquetScan` with other values of some fields."""
+        if not self._scan_fields:
+            names = scan.productElementNames()
+            while names.hasNext():
+                self._scan_fields.append(str(names.next()))
+        values = [fields[name] if name in fields else scan.productElement(at) for at, name in enumerate(self._scan_fields)]
+        return self.sql.execution.datasources.v2.parquet.ParquetScan(*values)
 
     def array(self, name: str, *members: Any) -> Any:
         """A Java array of a class of Spark's SQL connector or execution."""

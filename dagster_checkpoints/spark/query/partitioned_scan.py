@@ -7,7 +7,7 @@ Source: Spark's `ParquetScan`, `FilePartition` and `PartitionedFile`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql.types import StructType
@@ -50,13 +50,14 @@ class PartitionedScan:
         made = [self._with_values(partition, files, rows) for partition in planned]
         return self._sources.array(f"{CONNECTOR}.read.InputPartition", *made)
 
-    def reader_factory(self) -> Any:
-        """What reads the partitions in the executors."""
-        scan = self._sources.parquet_scan(self._columns, ())
-        names = _elements(scan.productElementNames())
-        fields = [scan.productElement(index) for index in range(scan.productArity())]
-        fields[names.index("readPartitionSchema")] = self._java_partition_by
-        return self._sources.sql.execution.datasources.v2.parquet.ParquetScan(*fields).createReaderFactory()
+    def reader_factory(self, columns: str = "") -> Any:
+        """What reads the partitions in the executors.
+
+        Args:
+            columns: the names of the columns in the files, if they are others, as the JSON of Spark's types.
+        """
+        scan = self._sources.parquet_scan(self._sources.java_type(columns) if columns else self._columns, ())
+        return self._sources.scan_with(scan, readPartitionSchema=self._java_partition_by).createReaderFactory()
 
     def _with_values(self, partition: Any, files: Mapping[str, PartitionValues], rows: Mapping[PartitionValues, Any]) -> Any:
         datasources = self._sources.sql.execution.datasources
@@ -85,10 +86,3 @@ class PartitionedScan:
 def _module(package: Any, name: str) -> Any:
     """A Scala object."""
     return getattr(getattr(package, f"{name}$"), "MODULE$")
-
-
-def _elements(iterator: Any) -> Sequence[str]:
-    found = []
-    while iterator.hasNext():
-        found.append(str(iterator.next()))
-    return found

@@ -75,6 +75,17 @@ def _origin(leaf: Any) -> Any:
     return leaf
 
 
+def source_options(leaf: Any) -> dict[str, str]:
+    """The options of a stream of Spark's older interface (`V1_STREAM`), by name in lower case."""
+    options = leaf.dataSource().options()
+    keys = options.keysIterator()
+    result = {}
+    while keys.hasNext():
+        key = keys.next()
+        result[str(key).lower()] = str(options.apply(key))
+    return result
+
+
 def stream_name(leaf: Any) -> str:
     """A stream's name for errors, such as `FileSource[/data/in]` or `rate`."""
     name = leaf.nodeName()

@@ -24,6 +24,7 @@ from dagster_checkpoints.spark.errors import (
 )
 from dagster_checkpoints.spark.query.channel_sources import RECORDS
 from dagster_checkpoints.spark.query.column_types import text_of
+from dagster_checkpoints.spark.query.file_paths import check_file_paths
 from dagster_checkpoints.spark.query.fused_plans import (
     FusedStream,
     RefusedAtStage,
@@ -107,6 +108,7 @@ def build_plan(
                 warnings += check_joins(call, frame, arguments)
         elif streaming:
             warnings += check_source(call, frame)
+            check_file_paths(call, frame)
         if not arguments and not streaming and len(calls) > 1:
             # The next stage expects a stream, and gets one through a channel.
             (reader,) = pipeline.downstream(call.stage.name)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.spark.files.work_path import WorkPath, url
 from dagster_checkpoints.spark.query.driver_sources import KEPT_ERRORS, SourceFailed
+from dagster_checkpoints.spark.query.file_paths import check_read_once, reads_files
 from dagster_checkpoints.spark.query.kafka_lag import rows_behind
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.query_log import QueryLog
@@ -114,6 +115,8 @@ class TaskQuery:
         self._running = threading.Event()  # cleared while the query is paused
         self._running.set()
         self._last_batch: int | None = None
+        self._reads_files = False
+        self._begun = threading.Event()  # the query's object is known
         self._query: StreamingQuery | None = None
         self._trigger: Mapping[str, Any] = {}
         self._only_batch = 0  # with `once`: the batch that the query was started for
@@ -132,7 +135,10 @@ class TaskQuery:
         if trigger:
             writer = writer.trigger(**trigger)
         self.runs += 1
+        self._reads_files = reads_files(frame)
+        self._begun.clear()
         self._query = writer.foreachBatch(self._run_batch).start()
+        self._begun.set()
 
     def _run_batch(self, frame: DataFrame, batch_id: int) -> None:
         try:
@@ -143,6 +149,7 @@ class TaskQuery:
                     if self._closing:
                         raise QueryClosing
                     if self._running.is_set():  # the query may have been paused while this batch waited for the lock
+                        self._check_files()
                         self._process(frame, batch_id)
                         self._last_batch = batch_id
                         self.log.processed(batch_id)
@@ -152,6 +159,10 @@ class TaskQuery:
         except BaseException as error:
             self.error = error
             raise BatchFailed(f"Batch {batch_id} failed; its task reports the error.") from None
+
+    def _check_files(self) -> None:
+        if self._reads_files and self._begun.wait(START_TIMEOUT_SECONDS):
+            check_read_once(self.execution.lastExecution().logical())
 
     def _process(self, frame: DataFrame, batch_id: int) -> None:
         try:

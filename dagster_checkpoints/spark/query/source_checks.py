@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from dagster_checkpoints.pipeline import StageKind
 from dagster_checkpoints.spark.errors import EndlessSourceError, NamedSourceError, SourceActsOnCommitError
-from dagster_checkpoints.spark.query.plan_nodes import V1_STREAM, V2_STREAM, streams
+from dagster_checkpoints.spark.query.plan_nodes import V1_STREAM, V2_STREAM, source_options, streams
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 
 _FILES = "files"
@@ -188,7 +188,7 @@ def _source(frame: DataFrame, leaf: Any) -> StreamingSource:
     if name == V1_STREAM:
         title = str(leaf.sourceName())
         kind = _FILES if title.startswith("FileSource[") else title.lower()
-        return StreamingSource(title, kind, _scala_options(leaf.dataSource().options()))
+        return StreamingSource(title, kind, source_options(leaf))
     if name != V2_STREAM:
         return StreamingSource(str(name), str(name).lower())
     title, options = str(leaf.sourceName()), {str(k).lower(): str(v) for k, v in dict(leaf.extraOptions()).items()}
@@ -204,15 +204,6 @@ def _name_in_spark(leaf: Any) -> str:
         return ""  # Spark 4.1 has no such names
     identified = leaf.sourceIdentifyingName()
     return str(identified.name()) if identified.getClass().getSimpleName() == "UserProvided" else ""
-
-
-def _scala_options(options: Any) -> dict[str, str]:
-    keys = options.keysIterator()
-    result = {}
-    while keys.hasNext():
-        key = keys.next()
-        result[str(key).lower()] = str(options.apply(key))
-    return result
 
 
 def _short_name(leaf: Any) -> str:

@@ -13,17 +13,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from dagster_checkpoints.spark.files.work_path import WorkPath, urls
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources, ReadableChannel
 from dagster_checkpoints.spark.query.driver_sources import READ_OPTIONS
+from dagster_checkpoints.spark.query.file_index import exact_index
 from dagster_checkpoints.spark.query.opaque_inputs import opaque, opaque_condition
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 # The watermark source never has a row before this time: its rows are not before the year 1970 less a lateness.
 NEVER = dt.datetime(1, 1, 2)
@@ -71,10 +73,26 @@ def stream_dataframe(sources: ChannelSources, stream: StreamInput) -> DataFrame:
 
 
 def table_dataframe(spark: SparkSession, schema: StructType, files: Sequence[WorkPath]) -> DataFrame:
-    """The rows of segments as a table: a static input, or a batch that was written."""
+    """The rows of segments as a table: a static input, or a batch that was written.
+
+    Raises:
+        FilesLost: Files are gone.
+    """
     if not files:
         return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).options(**READ_OPTIONS).parquet(*urls(files))
+    session, jvm = spark._jsparkSession, spark._jvm
+    assert jvm is not None
+    datasources, parse = jvm.org.apache.spark.sql.execution.datasources, session.parseDataType
+    relation = datasources.HadoopFsRelation(
+        exact_index(jvm, session, urls(files)),
+        parse(StructType().json()),
+        parse(nullable(schema).json()),
+        jvm.scala.Option.apply(None),
+        datasources.parquet.ParquetFileFormat(),
+        jvm.PythonUtils.toScalaMap(dict(READ_OPTIONS)),
+        session,
+    )
+    return DataFrame(session.baseRelationToDataFrame(relation), spark)
 
 
 def nullable(schema: StructType) -> StructType:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dagster_checkpoints.spark.files.path_patterns import literal
 from dagster_checkpoints.spark.files.work_path import WorkPath, url
 from dagster_checkpoints.spark.session.work_directory import WorkDirectoryError, WorkDirectoryNotSharedError
 
@@ -36,7 +37,7 @@ def check_remote_directory(spark: SparkSession, folder: WorkPath) -> None:
         (folder / "driver").write_text("written", "utf-8")
         read = (folder / "driver").read_text("utf-8")
         spark.range(0, rows, 1, tasks).write.parquet(place)
-        found = spark.read.parquet(place).count()
+        found = spark.read.parquet(literal(place)).count()
     except Exception as error:
         raise WorkDirectoryError(
             f"expected the driver and all executors of {spark.sparkContext.master} to write to the work directory "

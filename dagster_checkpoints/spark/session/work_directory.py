@@ -17,7 +17,7 @@ from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.spark.files.hadoop_path import HadoopFileSystem, HadoopPath
 from dagster_checkpoints.spark.files.work_folder import WorkFolder
 from dagster_checkpoints.spark.files.work_path import WorkPath, entries_of, remove_if_empty, remove_tree
-from dagster_checkpoints.storage.urls import local_path, url_scheme
+from dagster_checkpoints.storage.urls import file_url_rule, local_path, url_scheme
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,7 +85,7 @@ def parse_work_directory(text: str) -> Path | RemoteDirectory:
     if scheme == "file":
         path = local_path(text)
         if path is None:
-            raise WorkDirectoryError(f"{found}: a file URL has three slashes and an absolute path")
+            raise WorkDirectoryError(f"{found}: {file_url_rule(text)}")
         return path
     if scheme in _OTHER_NAMES:
         raise WorkDirectoryError(f"{found}: Spark's Hadoop client knows {scheme}:// under the name {_OTHER_NAMES[scheme]}://")

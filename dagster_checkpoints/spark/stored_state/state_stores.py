@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dagster_checkpoints.spark.files.work_path import url
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -53,7 +55,7 @@ def read_stores(spark: SparkSession, checkpoints: Mapping[str, Path]) -> tuple[K
     for instance, checkpoint in checkpoints.items():
         for operator_id, operator, variable, options in _variables(spark, checkpoint):
             reader = spark.read.format("statestore").option("operatorId", operator_id).options(**options)
-            rows = reader.load(checkpoint.as_uri())
+            rows = reader.load(url(checkpoint))
             parts.setdefault((operator_id, operator, variable), []).append(_with_instance(rows, instance))
     return tuple(
         KeyedState(*found, functools.reduce(lambda one, other: one.unionByName(other), frames))
@@ -71,7 +73,7 @@ def _with_instance(rows: DataFrame, instance: str) -> DataFrame:
 def _variables(spark: SparkSession, checkpoint: Path) -> Iterator[tuple[int, str, str, dict[str, str]]]:
     """The operator's id and name, the name of a variable, and the options that read it."""
     operators: dict[int, Any] = {}
-    for row in spark.read.format("state-metadata").load(checkpoint.as_uri()).collect():
+    for row in spark.read.format("state-metadata").load(url(checkpoint)).collect():
         operators.setdefault(row.operatorId, row)  # a join has a row for each of its stores
     for operator_id, row in sorted(operators.items()):
         for variable, options in _of_operator(row.operatorName, json.loads(row.operatorProperties or "{}")):

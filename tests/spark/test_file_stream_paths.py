@@ -1,0 +1,95 @@
+"""Spark's file streams over paths that look like patterns: what Spark would not read once is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dagster_checkpoints.coordination import FixedDelayRestart
+from dagster_checkpoints.errors import repeats_by_nature
+from dagster_checkpoints.pipeline import Pipeline, bounded_source
+from dagster_checkpoints.spark.errors import SourcePathError
+from dagster_checkpoints.spark.job.events import JobRestarting
+from dagster_checkpoints.spark.query.file_paths import FilesReadTwice, check_file_paths
+from dagster_checkpoints.spark.query.stage_calls import StageCall
+
+FOLDERS = ["raw [2026]", "raw {a,b}", "raw {a", "raw *", "raw ?", "raw ]", "raw plain", "raw 50%", "raw #1", "a/x", "b/x"]
+
+
+def put(folder: Path, *names: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(names):
+        pq.write_table(pa.table({"n": [number]}), folder / name)
+
+
+@pytest.mark.parametrize(
+    ("path", "limit", "found"),
+    [
+        (
+            "raw [2026]",
+            1,
+            r"exists, but .* matches nothing\. Escape .* set maxFilesPerTrigger to 1: '.*raw \\\\\[",
+        ),
+        ("raw {a,b}", 1, r"exists, but .* matches nothing"),
+        ("raw *", 1, r"exists, but .* and others\. Escape"),
+        ("raw ?", 1, r"exists, but .*Escape"),
+        ("raw \\[2026\\]", 2, r"the paths of its files, as in .*raw \[2026\]', look like patterns"),
+        ("raw \\[2026\\]", 1, ""),
+        ("raw \\{a\\,b\\}", 1, ""),
+        ("raw \\{a", 1, ""),
+        ("raw ]", 2, r"the paths of its files, as in .*raw \]', look like patterns"),
+        ("raw ]", 1, ""),
+        ("later \\[x\\]", 2, r"look like patterns"),
+        ("later [x]", 2, ""),
+        ("ra[vw] p*", 2, ""),
+        ("{a,b}/x", 2, ""),
+        ("raw plain", 2, ""),
+        ("raw 50%", 2, ""),
+        ("raw #1", 2, ""),
+    ],
+)
+def test_a_path_that_spark_does_not_read_once_is_refused(spark: Any, tmp_path: Path, path: str, limit: int, found: str) -> None:
+    for folder in FOLDERS:
+        put(tmp_path / folder, "0.parquet", "1.parquet")
+
+    @bounded_source
+    def raw(context):
+        return context.spark.readStream.schema("n long").option("maxFilesPerTrigger", limit).parquet(f"{tmp_path}/{path}")
+
+    context: Any = SimpleNamespace(spark=spark, instance="0")
+    frame = raw.transform(context)
+    if not found:
+        check_file_paths(StageCall(raw, context), frame)
+        return
+    with pytest.raises(SourcePathError, match=found) as raised:
+        check_file_paths(StageCall(raw, context), frame)
+    assert raised.value.repeats and str(raised.value).startswith("Stage 'raw' (instance '0'): expected a path of which Spark")
+
+
+def test_at_the_start_and_in_a_micro_batch(lab: Any) -> None:
+    put(lab.folder / "raw [2026]", "0.parquet", "1.parquet")
+    put(lab.folder / "raw", "0.parquet", "1.parquet")
+    paths = {"raw": str(lab.folder / "raw [2026]")}
+
+    @bounded_source(sink=lab.sink())
+    def raw(context):
+        return context.spark.readStream.schema("n long").option("maxFilesPerTrigger", 5).parquet(paths["raw"])
+
+    pipeline = Pipeline("raw", [raw])
+    assert type(lab.start(pipeline).result().error) is SourcePathError
+    paths["raw"] = f"{lab.folder}/raw*"
+    assert type(lab.start(pipeline).result().error) is SourcePathError
+    paths["raw"] = str(lab.folder / "raw")
+    put(lab.folder / "raw", "0.parquet", "1.parquet", "data[1].parquet")  # only the name of a file
+    job = lab.start(pipeline, restart=FixedDelayRestart(3, 0.1))
+    error = job.result().error
+    assert repeats_by_nature(error) and FilesReadTwice.__name__ in str(error) and "data[1].parquet" in str(error)
+    assert job.of(JobRestarting) == [] and lab.count() == 0
+    (lab.folder / "raw/data[1].parquet").rename(lab.folder / "raw/data 1.parquet")
+    lab.start(pipeline).finished()
+    lab.check([(0,), (1,), (2,)])
