@@ -162,13 +162,11 @@ def _stages(status: PipelineStatus, rates: Mapping[str, float] | None) -> Render
         "stage", "instance", "state", "rows", *optional_columns, "watermark (UTC)", right=right, keep=("stage", "instance")
     )
     fused = {stage.name for stage in status.stages if stage.fused}
-    inside = {
-        stage for chain in status.chains for stage in chain[:-1]
-    } - fused  # rows and watermarks are not known within a query
+    inside = {stage for chain in status.chains for stage in chain[:-1]} - fused  # watermarks are not known within a query
     for stage in status.stages:
-        count = [f"{stage.rows:,}" if stage.name not in inside else NOTHING]
+        count = [f"{stage.rows:,}" if stage.rows is not None else NOTHING]
         if rates is not None:
-            count.append(_rate(rates, stage) if stage.name not in inside else NOTHING)
+            count.append(_rate(rates, stage))
         if late:
             count.append(f"{stage.late_rows:,}")
         if split:

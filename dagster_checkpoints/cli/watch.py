@@ -104,7 +104,9 @@ class _Watcher:
         before = {stage.name: stage.rows for stage in previous.stages}
         # After a restart rows are counted from the checkpoint's: fewer than before.
         self.rates = {
-            stage.name: max(stage.rows - before[stage.name], 0) / seconds for stage in status.stages if stage.name in before
+            stage.name: max(stage.rows - known, 0) / seconds
+            for stage in status.stages
+            if stage.rows is not None and (known := before.get(stage.name)) is not None
         }
 
     def frame(self) -> Group:

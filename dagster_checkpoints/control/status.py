@@ -61,13 +61,14 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One stage: whether all its instances have finished, the number of rows that it emitted, and of those it dropped as late.
 
     Args:
+        rows: number of rows that it emitted since the job began; None if it is not known.
         fused: whether it is a source in the query of the stage that reads it, beside other sources.
         splits: of a split source, its progress in splits.
     """
 
     name: str
     finished: bool
-    rows: int = 0
+    rows: int | None = 0
     late_rows: int = 0
     instances: tuple[InstanceStatus, ...] = ()
     fused: bool = False

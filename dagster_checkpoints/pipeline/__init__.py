@@ -32,12 +32,13 @@ from dagster_checkpoints.pipeline.edges import (
     pointwise_consumers,
     pointwise_producers,
 )
-from dagster_checkpoints.pipeline.errors import PipelineDefinitionError
+from dagster_checkpoints.pipeline.errors import PipelineDefinitionError, UnknownStageError
 from dagster_checkpoints.pipeline.event_time import Watermark, interval_ms
 from dagster_checkpoints.pipeline.graph import Pipeline, StageEdge
 from dagster_checkpoints.pipeline.regions import connected_regions
 from dagster_checkpoints.pipeline.signatures import SourceLocation
 from dagster_checkpoints.pipeline.split_sources import DiscoveryContext, FunctionSplitSource, SplitSource, split_source
+from dagster_checkpoints.pipeline.stage_rows import StageRows, UnknownRowsError, total_rows
 from dagster_checkpoints.pipeline.stages import OutputMode, Stage, StageKind
 
 __all__ = [
@@ -66,7 +67,10 @@ __all__ = [
     "StageEdge",
     "StageInput",
     "StageKind",
+    "StageRows",
     "TaskId",
+    "UnknownRowsError",
+    "UnknownStageError",
     "Vertex",
     "VertexEdge",
     "Watermark",
@@ -86,5 +90,6 @@ __all__ = [
     "pointwise_producers",
     "split_source",
     "stage",
+    "total_rows",
     "unbounded_source",
 ]

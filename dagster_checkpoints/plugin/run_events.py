@@ -82,10 +82,9 @@ class RunReporter:
         self._progress = progress
         self._storage = storage
         self._observations = PipelineObservations(context, pipeline, assets, ObservationSchedule(observe_every), clock, wall)
-        counts_rows = self._observations.counts_rows
         commits = CommitSchedule(materialize_every)
         refusals = CommitSchedule(_REFUSALS_EVERY if materialize_every is None else materialize_every)
-        self._materializations = PipelineMaterializations(context, pipeline, assets, commits, refusals, counts_rows, clock, wall)
+        self._materializations = PipelineMaterializations(context, pipeline, assets, commits, refusals, clock, wall)
 
     @property
     def last_checkpoint(self) -> CheckpointDone | None:
@@ -155,7 +154,7 @@ class RunReporter:
         progress = self._progress()
         for stage in self.missing():
             metadata: dict[str, Any] = {}
-            if self._observations.counts_rows(stage) and stage in progress:
+            if stage in progress and progress[stage].rows is not None:
                 metadata["rows"] = progress[stage].rows
             metadata |= {"state": "suspended", "savepoint": dg.MetadataValue.path(savepoint)}
             self._context.log_event(dg.AssetObservation(self._assets.keys[stage], metadata=metadata))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from dagster_checkpoints.pipeline import total_rows
 from dagster_checkpoints.state.errors import InstancesChanged
 from dagster_checkpoints.state.metadata import ChainMetadata, StageInstanceSnapshot, TaskSnapshot
 from dagster_checkpoints.state.redistribution import deal_out_operator_states
@@ -54,7 +55,7 @@ def dealt_out(stage: str, old: Sequence[TaskSnapshot | None], parallelism: int) 
     return [
         StageInstanceSnapshot(
             operator_states=states[index],
-            rows_out=(held[index].rows_out if index < len(held) else 0) + (sum(g.rows_out for g in gone) if index == 0 else 0),
+            rows_out=total_rows(part.rows_out for part in [*held[index : index + 1], *(gone if index == 0 else ())]),
             late_rows=(held[index].late_rows if index < len(held) else 0) + (sum(g.late_rows for g in gone) if index == 0 else 0),
             state_plan=plan,
         )

@@ -181,11 +181,11 @@ class FirstBatch:
 
 @dataclass(frozen=True)
 class InstanceFinished:
-    """One instance of a stage has committed everything and ended. `rows` counts since the job began."""
+    """One instance of a stage has committed everything and ended. `rows` counts since the job began; None if it is not known."""
 
     stage: str
     instance: str
-    rows: int
+    rows: int | None
 
 
 @dataclass(frozen=True)
@@ -193,15 +193,14 @@ class StageFinished:
     """All instances of a stage have finished.
 
     Attributes:
-        rows: The number of rows emitted since the job began; 0 for a stage inside a chain, whose rows are not counted, except a
-            fused source.
+        rows: The number of rows emitted since the job began; None if it is not known.
         checkpoint_id: Id of the newest completed checkpoint; None if there is none.
         restored: Whether the stage had finished before this run began.
         late_rows: The number of late rows that the stage itself has dropped since the job began.
     """
 
     stage: str
-    rows: int
+    rows: int | None
     checkpoint_id: int | None
     restored: bool = False
     late_rows: int = 0
@@ -253,7 +252,7 @@ class StageProgress:
     """The progress of a stage at a checkpoint, or between two checkpoints.
 
     Attributes:
-        rows: The number of rows emitted since the job began; 0 unless the stage is the last of its chain.
+        rows: The number of rows emitted since the job began; None if it is not known.
         finished_instances: The number of instances that have finished.
         instances: The number of instances.
         state_bytes: The size of the chain's state in the latest checkpoint of this run, in bytes; 0 before the first.
@@ -262,7 +261,7 @@ class StageProgress:
         splits: The progress of a split source; None for other stages.
     """
 
-    rows: int
+    rows: int | None
     finished_instances: int
     instances: int
     state_bytes: int

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, NullType, StructType, TimestampNTZType, TimestampType
 
@@ -35,6 +35,7 @@ from dagster_checkpoints.spark.query.fused_plans import (
 from dagster_checkpoints.spark.query.join_checks import check_joins
 from dagster_checkpoints.spark.query.operators import keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import StreamSet, analyzed, children, stream_name, streams
+from dagster_checkpoints.spark.query.row_counts import counted
 from dagster_checkpoints.spark.query.source_checks import check_source
 from dagster_checkpoints.spark.query.spark_advice import advice_on_refused_plan
 from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
@@ -57,6 +58,7 @@ class QueryPlan:
         warnings: Warnings about code that is allowed but probably wrong; each names its stage.
         stateful: For each stateful operator of the plan, from the top down, the stage that it belongs to.
         fused: The stream of each fused source; empty for a chain without fused sources.
+        observations: By stage of a plan without streams, what counts its rows; not of the last stage.
     """
 
     frame: DataFrame
@@ -69,6 +71,7 @@ class QueryPlan:
     warnings: tuple[str, ...] = ()
     stateful: tuple[str, ...] = ()
     fused: Mapping[str, FusedStream] = field(default_factory=dict)
+    observations: Mapping[str, Observation] = field(default_factory=dict)
 
 
 def build_plan(
@@ -96,6 +99,7 @@ def build_plan(
     stateful: tuple[str, ...] = ()
     frame: DataFrame | None = None
     outputs: dict[str, DataFrame] = {}
+    observations: dict[str, Observation] = {}
     for position, call in enumerate(calls):
         arguments = {name: available[name] for name in call.stage.inputs}
         carried = _watermarks(arguments.values())
@@ -134,6 +138,9 @@ def build_plan(
         if streaming:
             _check_supported(pipeline, call, frame, position)
             stateful = (call.stage.name,) * (keeping_state(analyzed(frame)) - len(stateful)) + stateful
+        if position < len(calls) - 1:
+            frame, observation = counted(call.stage.name, frame)
+            observations |= {call.stage.name: observation} if observation is not None else {}
         if stand_ins is not None and not arguments:
             frame = fused[call.stage.name] = fused_source(call.stage.name, frame)
         available[call.stage.name] = outputs[call.stage.name] = frame
@@ -152,12 +159,14 @@ def build_plan(
         warnings=tuple(warnings),
         stateful=stateful,
         fused=streams_of,
+        observations=observations,
     )
 
 
 # Logical operators that keep no state from batch to batch, by the names of Spark's plan nodes.
 _WITHOUT_STATE = frozenset(
     {
+        "CollectMetrics",
         "EventTimeWatermark",
         "Filter",
         "Generate",

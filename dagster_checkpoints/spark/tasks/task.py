@@ -53,6 +53,8 @@ from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.query import TaskQuery
 from dagster_checkpoints.spark.query.query_gate import QueryGate
+from dagster_checkpoints.spark.query.row_counts import rows_of_batch, rows_of_table
+from dagster_checkpoints.spark.tasks.emitted_rows import EmittedRows
 from dagster_checkpoints.spark.tasks.late_rows import LateRows
 from dagster_checkpoints.spark.tasks.messages import Mail, TaskFirstBatch, TaskQueryStarted, TaskRaised, WakeUp
 from dagster_checkpoints.spark.tasks.operator_chain import OperatorChain
@@ -98,7 +100,7 @@ class Task(ABC):
         self.runs = QueryRuns(parts.id, self.query, self.tail.stage.output_mode, self._check_canceled)
         self.watermarks = TaskWatermarks(parts, self.query, self.committed_watermark)
         self.snapshots = TaskSnapshots(parts, self.query, self.operators, self.watermarks)
-        self.rows_before = self._restored_rows()
+        self.rows = EmittedRows(parts.chain.stages, self.output, parts.restored)
         self.error: BaseException | None = None
         self.job_tag = f"task-{uuid4().hex}"
         """The tag of all Spark jobs that the task starts, on its own thread and in its query."""
@@ -135,18 +137,13 @@ class Task(ABC):
         return not self._thread.is_alive()
 
     @property
-    def rows_out(self) -> int:
-        """The number of rows emitted since the job began."""
-        return self.rows_before + self.output.rows
+    def rows_before(self) -> int:
+        """The number of rows that the last stage had emitted at the restored checkpoint."""
+        return self.rows.before
 
-    @property
-    def source_rows(self) -> Mapping[str, int]:
-        """By fused source, the number of rows that it has emitted since the job began."""
-        return {}
-
-    def rows_of(self, stage: str) -> int:
-        """The number of rows that a stage has emitted since the job began; 0 for a stage inside the query."""
-        return self.rows_out if stage == self.tail.stage.name else self.source_rows.get(stage, 0)
+    def rows_of(self, stage: str) -> int | None:
+        """The number of rows that a stage has emitted since the job began; None if it is not known."""
+        return self.rows.of(stage)
 
     @property
     def output_watermark(self) -> int | None:
@@ -287,6 +284,8 @@ class Task(ABC):
         self.before_emit(batch_id)
         began = time.monotonic()
         rows = self.output.write(batch, batch_id, self.operators.process_batch(batch, batch_id, self.plan))
+        if inside := list(self.plan.outputs)[:-1]:
+            self.rows.add(rows_of_batch(self.query.execution.lastExecution(), inside))
         self.report_first_batch(rows, time.monotonic() - began)
         self.after_emit(rows)
         self.watermarks.observe(batch_id, self.plan.stateful)
@@ -298,6 +297,7 @@ class Task(ABC):
         self.parts.report(TaskQueryStarted(self.id))
         began = time.monotonic()
         rows = self.output.write(plan.frame, 0, self.operators.process_batch(plan.frame, 0, plan))
+        self.rows.add(rows_of_table(plan.observations))
         self.report_first_batch(rows, time.monotonic() - began)
 
     def report_first_batch(self, rows: int, seconds: float) -> None:
@@ -397,8 +397,7 @@ class Task(ABC):
         if self.machine.running:
             self.watermarks.forward()
         finished = self.machine.operators_finished
-        rows = {**self.source_rows, self.tail.stage.name: self.rows_out}
-        self.snapshots.pin(due, batch_id, self.plan, self.static_tables(), rows_out=rows, finished=finished)
+        self.snapshots.pin(due, batch_id, self.plan, self.static_tables(), rows_out=self.rows.all(), finished=finished)
 
     # The end
 
@@ -421,11 +420,6 @@ class Task(ABC):
         self.start_query({"once": True})
         self.runs.wait_until(lambda: not self.query.active)
         self.runs.check_query()
-
-    def _restored_rows(self) -> int:
-        restored = self.parts.restored
-        tail = restored.stages.get(self.parts.instances[-1].stage.name) if restored else None
-        return tail.rows_out if tail else 0
 
     def _check_canceled(self) -> None:
         if self._canceled.is_set():
