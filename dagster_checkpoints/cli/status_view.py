@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.cli.output import (
@@ -14,7 +15,16 @@ from dagster_checkpoints.cli.output import (
     seconds_in_words,
     table,
 )
-from dagster_checkpoints.control import CompletedCheckpointStatus, InstanceStatus, PipelineStatus, StageStatus
+from dagster_checkpoints.control import (
+    CompletedCheckpointStatus,
+    InstanceStatus,
+    LastSign,
+    PipelineStatus,
+    SilenceStatus,
+    StageStatus,
+    last_sign,
+)
+from dagster_checkpoints.execution.source_answers import Silence, silence_text
 from dagster_checkpoints.storage import PipelineState, describe_end
 
 if TYPE_CHECKING:
@@ -41,7 +51,8 @@ def next_start(state: PipelineState | None) -> str | None:
 
 
 def status_as_json(state: PipelineState, status: PipelineStatus | None) -> dict[str, Any]:
-    """The content of both files, as one document."""
+    """The content of both files, as one document, with the age of the run's last sign."""
+    own = current(state, status)
     return {
         "pipeline": state.pipeline,
         "running": state.lease is not None,
@@ -50,7 +61,8 @@ def status_as_json(state: PipelineState, status: PipelineStatus | None) -> dict[
         "job": state.job,
         "newest": state.newest,
         "next_start": next_start(state),
-        "status": current(state, status),
+        "last_sign": last_sign(state, own, datetime.now(UTC)),
+        "status": own,
     }
 
 
@@ -85,15 +97,44 @@ def status_as_text(
         *_slowest(status.last_checkpoint),
         *_counts(status),
     )
-    return [title, fields, *_under_way(status), Text(""), _stages(status, rates)]
+    return [title, fields, *_silences(status), *_under_way(status), Text(""), _stages(status, rates)]
 
 
 def _phase(state: PipelineState, status: PipelineStatus | None) -> tuple[str, str]:
     if state.lease is None:
         return ("not running", "yellow")
-    if status is None:
-        return ("starting", "yellow")
-    return (status.phase, "green" if status.phase == "running" else "yellow")
+    phase, sign = status.phase if status is not None else "starting", last_sign(state, status, datetime.now(UTC))
+    if sign is not None and sign.overdue:
+        return (f"{phase}, {_sign_in_words(sign)}", "yellow")
+    return (phase, "green" if phase == "running" else "yellow")
+
+
+def _sign_in_words(sign: LastSign) -> str:
+    last = f"last sign {seconds_in_words(sign.seconds)} ago"
+    if sign.lease_ended is not None:
+        return (
+            f"{last}: the run has died, or does not reach the storage; its lease ended {seconds_in_words(sign.lease_ended)} ago, "
+            "so another run may take the pipeline over"
+        )
+    assert sign.status_seconds is not None
+    if sign.seconds < sign.status_seconds:
+        return f"last status {seconds_in_words(sign.status_seconds)} ago, {last}: the run is busy, or its main thread has stopped"
+    return f"{last}: the run is busy or dead"
+
+
+def _silences(status: PipelineStatus) -> list[RenderableType]:
+    """The sources that do not answer, a line for each query."""
+    from rich.text import Text
+
+    found: dict[SilenceStatus, list[str]] = {}
+    for stage in status.stages:
+        for instance in stage.instances:
+            if instance.silence is not None:
+                found.setdefault(instance.silence, []).append(stage.name)
+    return [
+        Text(silence_text(list(dict.fromkeys(names)), Silence(silence.seconds, silence.doing, silence.words)), style="yellow")
+        for silence, names in found.items()
+    ]
 
 
 def _checkpoint_summary(last: CompletedCheckpointStatus) -> str:
@@ -200,6 +241,8 @@ def _names(stage: StageStatus) -> str:
 
 def _state(instance: InstanceStatus) -> str:
     state = instance.state.lower()
+    if instance.silence is not None:
+        return "no rows yet" if instance.silence.doing == "reading" else "no answer"
     if instance.state == "RUNNING" and instance.end_of_data:
         return "at end of data"
     if instance.state == "RUNNING" and instance.caught_up is not None:

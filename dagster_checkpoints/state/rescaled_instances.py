@@ -15,7 +15,7 @@ from dagster_checkpoints.state.rescaling import least_watermark
 
 def part_of(task: TaskSnapshot | None, stage: str) -> StageInstanceSnapshot:
     """The part of a stage in a task's snapshot; an empty one if the task has finished."""
-    return task.stages.get(stage, StageInstanceSnapshot()) if task is not None else StageInstanceSnapshot()
+    return task.stages.get(stage, StageInstanceSnapshot(rows_out=0)) if task is not None else StageInstanceSnapshot(rows_out=0)
 
 
 def with_transactions(own: StageInstanceSnapshot, held: TaskSnapshot | None, tail: str) -> StageInstanceSnapshot:
@@ -94,7 +94,7 @@ def with_shared_splits(
     for new, origin in enumerate(origins):
         ended = chain.tasks.get(origin) if origin is not None else None
         if new in reading:
-            task = TaskSnapshot({name: shares.get(new, StageInstanceSnapshot())}, watermark=watermark)
+            task = TaskSnapshot({name: shares.get(new, StageInstanceSnapshot(rows_out=0))}, watermark=watermark)
         elif ended is not None:
             task = ended
         else:

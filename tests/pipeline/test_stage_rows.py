@@ -25,11 +25,11 @@ def test_known_numbers_are_read_as_from_a_dictionary() -> None:
 
 @pytest.mark.parametrize("ask", [lambda rows: rows["live"], lambda rows: rows.get("live", 0), lambda rows: sum(rows.values())])
 def test_a_condition_on_an_unknown_number_is_refused(ask: object) -> None:
-    with pytest.raises(UnknownRowsError, match="rows of stage 'live', whose number is not known.*'history', 'sales'"):
+    with pytest.raises(UnknownRowsError, match=r"rows of stage 'live', whose number is not known.*'history', 'sales'"):
         ask(ROWS)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("ask", [lambda rows: rows["hist"], lambda rows: rows.get("hist", 0)])
 def test_a_condition_on_a_stage_that_is_not_there_is_refused(ask: object) -> None:
-    with pytest.raises(UnknownStageError, match="rows of stage 'hist', which the pipeline does not have.*history"):
+    with pytest.raises(UnknownStageError, match=r"rows of stage 'hist', which the pipeline does not have.*history"):
         ask(ROWS)  # type: ignore[operator]

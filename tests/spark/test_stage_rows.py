@@ -148,9 +148,9 @@ def counted_pipeline(lab: Any) -> Pipeline:
     def crossed(context):
         return lab.stream("crossed", ROWS)
 
-    @stage(inputs={"names": StageInput(mode="static")}, sink=lab.sink("pairs"))
-    def pairs(crossed, names):
-        return crossed.crossJoin(names.repartition(2).select("name").hint("shuffle_replicate_nl"))
+    @stage(sink=lab.sink("pairs"))
+    def pairs(crossed):
+        return crossed.crossJoin(lab.table("names", NAMES).select("name").hint("shuffle_replicate_nl"))
 
     return Pipeline(
         "counted",

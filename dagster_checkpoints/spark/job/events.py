@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dagster_checkpoints.coordination import JobStatus
+from dagster_checkpoints.execution.source_answers import Silence
 from dagster_checkpoints.execution.split_enumerators import SplitCounts
 from dagster_checkpoints.pipeline import CheckEvaluation
 from dagster_checkpoints.sinks import SinkCommit
@@ -177,6 +178,29 @@ class FirstBatch:
 
 
 # While the job runs, and at its end
+
+
+@dataclass(frozen=True)
+class SourceSilent:
+    """A source has not answered for some time, or its first batch does not end; again while that lasts.
+
+    Attributes:
+        sources: The sources that the query reads.
+        instance: The instance.
+        silence: What the query does, and for how long.
+    """
+
+    sources: tuple[str, ...]
+    instance: str
+    silence: Silence
+
+
+@dataclass(frozen=True)
+class SourceAnswered:
+    """A source that was reported as silent has answered, or is not asked any more."""
+
+    sources: tuple[str, ...]
+    instance: str
 
 
 @dataclass(frozen=True)
@@ -356,7 +380,18 @@ StartEvent = LeaseWatched | PipelineAcquired | StartChosen | SparkStarting | Spa
 QueryEvent = QueryWaiting | QueryStarted | FirstBatch
 EndEvent = InstanceFinished | StageFinished
 CheckpointEvent = CheckpointDone | SavepointDone | CheckpointNotDone
-JobEvent = StartEvent | JobStarted | QueryEvent | EndEvent | CheckpointEvent | SinkCommitted | CommitRefused | JobRestarting
+SourceEvent = SourceSilent | SourceAnswered
+JobEvent = (
+    StartEvent
+    | JobStarted
+    | QueryEvent
+    | SourceEvent
+    | EndEvent
+    | CheckpointEvent
+    | SinkCommitted
+    | CommitRefused
+    | JobRestarting
+)
 
 
 @dataclass(frozen=True)

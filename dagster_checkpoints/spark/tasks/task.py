@@ -24,6 +24,7 @@ from uuid import uuid4
 from dagster_checkpoints.coordination import AlignmentTick
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution.elements import BarrierMark, Mark, WatermarkAt, WatermarkStatus
+from dagster_checkpoints.execution.source_answers import SourceLook
 from dagster_checkpoints.execution.task_events import (
     DropSnapshot,
     Evaluated,
@@ -73,6 +74,9 @@ ACTIVE_SECONDS = 1.0
 """Seconds after a batch or a message in which the task looks often: Spark commits a batch shortly after it was processed."""
 
 
+_EVALUATES = SourceLook("", "reading", "evaluating its DataFrame")
+
+
 class TaskCanceled(BaseException):
     """Ends a task's thread when the job cancels the task."""
 
@@ -111,6 +115,7 @@ class Task(ABC):
         self._next_query_check = 0.0
         self._active_until = 0.0
         self._rows_in_reported_batch: int | None = None
+        self._evaluates = False
 
     # For the job
 
@@ -164,6 +169,15 @@ class Task(ABC):
     def caught_up(self) -> bool | None:
         """Whether the task has processed all input that the last check found; None if that is not known. Any thread."""
         return None
+
+    def look_at_sources(self) -> SourceLook | None:
+        """What the task does with its sources; None if it reads none now. Any thread."""
+        return _EVALUATES if self._evaluates and not self.has_first_batch else None
+
+    @property
+    def has_first_batch(self) -> bool:
+        """Whether the task has processed a batch in this attempt."""
+        return self._rows_in_reported_batch is not None
 
     @property
     def rows_behind(self) -> int | None:
@@ -295,7 +309,7 @@ class Task(ABC):
         """Evaluate a plan without streams, as one batch."""
         self.parts.spark.sparkContext.setLocalProperty("spark.scheduler.pool", str(self.id))
         self.parts.report(TaskQueryStarted(self.id))
-        began = time.monotonic()
+        began, self._evaluates = time.monotonic(), True
         rows = self.output.write(plan.frame, 0, self.operators.process_batch(plan.frame, 0, plan))
         self.rows.add(rows_of_table(plan.observations))
         self.report_first_batch(rows, time.monotonic() - began)
