@@ -40,6 +40,7 @@ from dagster_checkpoints.pipeline.signatures import SourceLocation
 from dagster_checkpoints.pipeline.split_sources import DiscoveryContext, FunctionSplitSource, SplitSource, split_source
 from dagster_checkpoints.pipeline.stage_rows import StageRows, UnknownRowsError, total_rows
 from dagster_checkpoints.pipeline.stages import OutputMode, Stage, StageKind
+from dagster_checkpoints.pipeline.watermark_reach import WatermarkReach, watermark_reach
 
 __all__ = [
     "BroadcastState",
@@ -74,6 +75,7 @@ __all__ = [
     "Vertex",
     "VertexEdge",
     "Watermark",
+    "WatermarkReach",
     "bounded_source",
     "build_chains",
     "chain_obstacle",
@@ -92,4 +94,5 @@ __all__ = [
     "stage",
     "total_rows",
     "unbounded_source",
+    "watermark_reach",
 ]

@@ -6,7 +6,7 @@ Must not know tasks, channels' contents or checkpoints. Analysis only: no plan i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from dagster_checkpoints.spark.errors import (
 )
 from dagster_checkpoints.spark.query.channel_sources import RECORDS
 from dagster_checkpoints.spark.query.column_types import text_of
+from dagster_checkpoints.spark.query.event_time_checks import check_event_time_moves
 from dagster_checkpoints.spark.query.fused_plans import (
     FusedStream,
     RefusedAtStage,
@@ -79,6 +80,7 @@ def build_plan(
     calls: Sequence[StageCall],
     inputs: Mapping[str, DataFrame],
     stand_ins: Mapping[str, DataFrame] | None = None,
+    own_watermarks: Collection[str] = (),
 ) -> QueryPlan:
     """Build the plan of a chain.
 
@@ -87,6 +89,7 @@ def build_plan(
         calls: The chain's stages in order, without fused sources that have ended.
         inputs: The first stage's inputs by name; empty for a source.
         stand_ins: For each fused source that has ended, the DataFrame in its place; None for a chain without fused sources.
+        own_watermarks: Stages of other chains that set a watermark themselves, on an input without one.
 
     Raises:
         StageError: A stage raised, or returned no DataFrame, a second watermark or no event time; names the stage.
@@ -95,6 +98,7 @@ def build_plan(
     available = {**inputs, **(stand_ins or {})}
     fused = dict(stand_ins or {})
     own_watermark = bool(_watermarks(fused.values()))
+    setting = frozenset(own_watermarks)
     warnings: list[str] = []
     stateful: tuple[str, ...] = ()
     frame: DataFrame | None = None
@@ -134,6 +138,9 @@ def build_plan(
             frame = frame.withWatermark(call.stage.watermark.column, f"{call.stage.watermark.lateness_ms} milliseconds")
             own = True
         own_watermark = own_watermark or own
+        setting = setting | {call.stage.name} if own else setting
+        if arguments and streaming:
+            warnings += check_event_time_moves(pipeline, call, frame, arguments, setting)
         _check_output_event_time(pipeline, call, frame)
         if streaming:
             _check_supported(pipeline, call, frame, position)
