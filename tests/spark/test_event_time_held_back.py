@@ -35,6 +35,7 @@ MEETINGS: dict[str, Any] = {
     "distinct by time": lambda live, other: union(live, other).dropDuplicates(["k", "ts"]),
     "inner": inner,
     "no state": union,
+    "lookup and windows": lambda live, other: windows(live.join(other.select("k"), "k")),
 }
 
 
@@ -80,7 +81,7 @@ def pipeline(lab: Any, kind: str, meeting: str, *, watermark: Any = None, static
         ("unbounded", "inner", {}, "warned: its state is not dropped"),
         ("unbounded", "no state", {}, ""),
         ("bounded", "union and windows", {}, "warned: no row is emitted before that source has ended"),
-        ("bounded", "union and windows", {"static": True}, ""),
+        ("bounded", "lookup and windows", {"static": True}, ""),
         ("unbounded", "union and windows", {"watermark": ("ts", "1 hour")}, ""),
         ("unbounded", "union and windows", {"behind": "own watermark"}, ""),
     ],
