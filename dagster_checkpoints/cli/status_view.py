@@ -20,7 +20,6 @@ from dagster_checkpoints.control import (
     InstanceStatus,
     LastSign,
     PipelineStatus,
-    SilenceStatus,
     StageStatus,
     last_sign,
 )
@@ -123,18 +122,19 @@ def _sign_in_words(sign: LastSign) -> str:
 
 
 def _silences(status: PipelineStatus) -> list[RenderableType]:
-    """The sources that do not answer, a line for each query."""
+    """The sources that do not answer: a line for those of one query, with the longest silence of its instances."""
     from rich.text import Text
 
-    found: dict[SilenceStatus, list[str]] = {}
-    for stage in status.stages:
-        for instance in stage.instances:
-            if instance.silence is not None:
-                found.setdefault(instance.silence, []).append(stage.name)
-    return [
-        Text(silence_text(list(dict.fromkeys(names)), Silence(silence.seconds, silence.doing, silence.words)), style="yellow")
-        for silence, names in found.items()
-    ]
+    found: dict[tuple[str, ...], tuple[list[str], Silence]] = {}
+    for chain in status.chains:
+        for stage in (stage for stage in status.stages if stage.name in chain):
+            for silence in (instance.silence for instance in stage.instances if instance.silence is not None):
+                names, longest = found.setdefault(chain, ([], Silence(0.0, "other", "")))
+                seconds = max(longest.seconds, silence.seconds)
+                if stage.name not in names:
+                    names.append(stage.name)
+                found[chain] = names, Silence(seconds, silence.doing, silence.words)
+    return [Text(silence_text(names, silence), style="yellow") for names, silence in found.values()]
 
 
 def _checkpoint_summary(last: CompletedCheckpointStatus) -> str:
