@@ -19,6 +19,8 @@ from dagster_checkpoints.state import (
     StateError,
     StateFile,
     TaskSnapshot,
+    rows_in_snapshot,
+    rows_of_stage,
     task_files,
 )
 from dagster_checkpoints.storage import StorageError
@@ -41,7 +43,7 @@ class InstanceContent:
 
     Attributes:
         state: state of the instance when the checkpoint was taken.
-        rows: number of rows emitted so far; None inside a chain, where rows are not counted.
+        rows: number of rows emitted so far; None if it is not known.
         shared_with: first stage of the chain that has not finished, whose query holds this stage's state; "" if this is that
             stage.
         total, query, in_flight, tables, transactions: state files: all of them; of the Spark query's state; of records on their
@@ -72,7 +74,7 @@ class StageContent:
 
     name: str
     finished: bool
-    rows: int
+    rows: int | None
     instances: tuple[InstanceContent, ...]
     late_rows: int = 0
 
@@ -96,7 +98,9 @@ def contents(metadata: CheckpointMetadata, offsets: dict[tuple[str, int], str]) 
             else:
                 read = offsets.get((chain.name, index), "")
                 instances.append(_instance(name, index, stage.name, chain.stages, task, read))
-        stages.append(StageContent(stage.name, stage.fully_finished, stage.rows, tuple(instances), stage.late_rows))
+        stages.append(
+            StageContent(stage.name, stage.fully_finished, rows_of_stage(metadata, stage), tuple(instances), stage.late_rows)
+        )
     return tuple(stages)
 
 
@@ -129,8 +133,7 @@ def _finished(stage: StageMetadata, index: int) -> bool:
 def _instance(name: str, index: int, stage: str, chain: tuple[str, ...], task: TaskSnapshot, offsets: str) -> InstanceContent:
     state: InstanceState = "at end of data" if task.end_of_data != "none" else "running"
     own = task.stages.get(stage)
-    counted = stage == chain[-1] or any(stage == source.source for source in task.fused)
-    rows = own.rows_out if own is not None and counted else None
+    rows = rows_in_snapshot(task, stage) if own is not None else None
     pending = len(own.transactions) if own is not None else 0
     transactions = _amount(f for files in own.transaction_files.values() for f in files) if own is not None else Amount(0, 0)
     watermark = task.watermark if stage == chain[-1] else None

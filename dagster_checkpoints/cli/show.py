@@ -133,7 +133,7 @@ def _stages(stages: tuple[StageContent, ...]) -> RenderableType:
     )
     for stage in stages:
         if stage.finished:
-            stage_table.add_row(*row(stage.name, _instances(stage), "finished", f"{stage.rows:,}", "", "", "", style="dim"))
+            stage_table.add_row(*row(stage.name, _instances(stage), "finished", _rows(stage.rows), "", "", "", style="dim"))
             continue
         for number, instance in enumerate(stage.instances):
             cells = _cells(instance)
@@ -154,5 +154,8 @@ def _cells(instance: InstanceContent) -> list[str]:
         pending = count_of(instance.transactions_pending, "transaction")
         read = f"{read}; {pending} of its sink to commit" if read else f"{pending} of its sink to commit"
     watermark = moment_in_words(instance.watermark_ms / 1000) if instance.watermark_ms is not None else NOTHING
-    rows = f"{instance.rows:,}" if instance.rows is not None else NOTHING
-    return [instance.name, instance.state, rows, size, watermark, read]
+    return [instance.name, instance.state, _rows(instance.rows), size, watermark, read]
+
+
+def _rows(rows: int | None) -> str:
+    return f"{rows:,}" if rows is not None else NOTHING

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.cli.output import (
@@ -14,7 +15,15 @@ from dagster_checkpoints.cli.output import (
     seconds_in_words,
     table,
 )
-from dagster_checkpoints.control import CompletedCheckpointStatus, InstanceStatus, PipelineStatus, StageStatus
+from dagster_checkpoints.control import (
+    CompletedCheckpointStatus,
+    InstanceStatus,
+    LastSign,
+    PipelineStatus,
+    StageStatus,
+    last_sign,
+)
+from dagster_checkpoints.execution.source_answers import Silence, silence_text
 from dagster_checkpoints.storage import PipelineState, describe_end
 
 if TYPE_CHECKING:
@@ -41,7 +50,8 @@ def next_start(state: PipelineState | None) -> str | None:
 
 
 def status_as_json(state: PipelineState, status: PipelineStatus | None) -> dict[str, Any]:
-    """The content of both files, as one document."""
+    """The content of both files, as one document, with the age of the run's last sign."""
+    own = current(state, status)
     return {
         "pipeline": state.pipeline,
         "running": state.lease is not None,
@@ -50,7 +60,8 @@ def status_as_json(state: PipelineState, status: PipelineStatus | None) -> dict[
         "job": state.job,
         "newest": state.newest,
         "next_start": next_start(state),
-        "status": current(state, status),
+        "last_sign": last_sign(state, own, datetime.now(UTC)),
+        "status": own,
     }
 
 
@@ -85,15 +96,45 @@ def status_as_text(
         *_slowest(status.last_checkpoint),
         *_counts(status),
     )
-    return [title, fields, *_under_way(status), Text(""), _stages(status, rates)]
+    return [title, fields, *_silences(status), *_under_way(status), Text(""), _stages(status, rates)]
 
 
 def _phase(state: PipelineState, status: PipelineStatus | None) -> tuple[str, str]:
     if state.lease is None:
         return ("not running", "yellow")
-    if status is None:
-        return ("starting", "yellow")
-    return (status.phase, "green" if status.phase == "running" else "yellow")
+    phase, sign = status.phase if status is not None else "starting", last_sign(state, status, datetime.now(UTC))
+    if sign is not None and sign.overdue:
+        return (f"{phase}, {_sign_in_words(sign)}", "yellow")
+    return (phase, "green" if phase == "running" else "yellow")
+
+
+def _sign_in_words(sign: LastSign) -> str:
+    last = f"last sign {seconds_in_words(sign.seconds)} ago"
+    if sign.lease_ended is not None:
+        return (
+            f"{last}: the run has died, or does not reach the storage; its lease ended {seconds_in_words(sign.lease_ended)} ago, "
+            "so another run may take the pipeline over"
+        )
+    assert sign.status_seconds is not None
+    if sign.seconds < sign.status_seconds:
+        return f"last status {seconds_in_words(sign.status_seconds)} ago, {last}: the run is busy, or its main thread has stopped"
+    return f"{last}: the run is busy or dead"
+
+
+def _silences(status: PipelineStatus) -> list[RenderableType]:
+    """The sources that do not answer: a line for those of one query, with the longest silence of its instances."""
+    from rich.text import Text
+
+    found: dict[tuple[str, ...], tuple[list[str], Silence]] = {}
+    for chain in status.chains:
+        for stage in (stage for stage in status.stages if stage.name in chain):
+            for silence in (instance.silence for instance in stage.instances if instance.silence is not None):
+                names, longest = found.setdefault(chain, ([], Silence(0.0, "other", "")))
+                seconds = max(longest.seconds, silence.seconds)
+                if stage.name not in names:
+                    names.append(stage.name)
+                found[chain] = names, Silence(seconds, silence.doing, silence.words)
+    return [Text(silence_text(names, silence), style="yellow") for names, silence in found.values()]
 
 
 def _checkpoint_summary(last: CompletedCheckpointStatus) -> str:
@@ -162,13 +203,11 @@ def _stages(status: PipelineStatus, rates: Mapping[str, float] | None) -> Render
         "stage", "instance", "state", "rows", *optional_columns, "watermark (UTC)", right=right, keep=("stage", "instance")
     )
     fused = {stage.name for stage in status.stages if stage.fused}
-    inside = {
-        stage for chain in status.chains for stage in chain[:-1]
-    } - fused  # rows and watermarks are not known within a query
+    inside = {stage for chain in status.chains for stage in chain[:-1]} - fused  # watermarks are not known within a query
     for stage in status.stages:
-        count = [f"{stage.rows:,}" if stage.name not in inside else NOTHING]
+        count = [f"{stage.rows:,}" if stage.rows is not None else NOTHING]
         if rates is not None:
-            count.append(_rate(rates, stage) if stage.name not in inside else NOTHING)
+            count.append(_rate(rates, stage))
         if late:
             count.append(f"{stage.late_rows:,}")
         if split:
@@ -202,6 +241,8 @@ def _names(stage: StageStatus) -> str:
 
 def _state(instance: InstanceStatus) -> str:
     state = instance.state.lower()
+    if instance.silence is not None:
+        return "no rows yet" if instance.silence.doing == "reading" else "no answer"
     if instance.state == "RUNNING" and instance.end_of_data:
         return "at end of data"
     if instance.state == "RUNNING" and instance.caught_up is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,11 @@ from dagster_checkpoints.cli.exits import Exit
 from dagster_checkpoints.cli.output import console, seconds_in_words, write, write_json, write_json_line
 from dagster_checkpoints.cli.status_view import current, status_as_json, status_as_text
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
-from dagster_checkpoints.control import PipelineStatus, read_status
+from dagster_checkpoints.control import SILENT_INTERVALS, PipelineStatus, last_sign, read_status
 from dagster_checkpoints.storage import CheckpointStorage, PipelineState, StorageUnavailable
 
 if TYPE_CHECKING:
     from rich.console import Group
-
-_SILENT_INTERVALS = 4
 
 
 @click.command()
@@ -78,6 +77,12 @@ class _Watcher:
     def running(self) -> bool:
         return self.state is not None and self.state.lease is not None
 
+    @property
+    def overdue(self) -> bool:
+        """Whether the run that owns the pipeline should have given a sign by now."""
+        sign = last_sign(self.state, self.status, datetime.now(UTC)) if self.state is not None else None
+        return sign is not None and sign.overdue
+
     def read(self) -> bool:
         """Read state and status. Returns whether one of them has changed."""
         try:
@@ -104,7 +109,9 @@ class _Watcher:
         before = {stage.name: stage.rows for stage in previous.stages}
         # After a restart rows are counted from the checkpoint's: fewer than before.
         self.rates = {
-            stage.name: max(stage.rows - before[stage.name], 0) / seconds for stage in status.stages if stage.name in before
+            stage.name: max(stage.rows - known, 0) / seconds
+            for stage in status.stages
+            if stage.rows is not None and (known := before.get(stage.name)) is not None
         }
 
     def frame(self) -> Group:
@@ -118,7 +125,7 @@ class _Watcher:
             notes.append(f"The last read of the storage failed: {self.storage_error}")
         unchanged = monotonic() - self.changed_at
         status_interval = self.status.interval if self.status else 5.0
-        if self.running and unchanged > _SILENT_INTERVALS * status_interval:
+        if self.running and unchanged > SILENT_INTERVALS * status_interval:
             notes.append(f"No new status for {seconds_in_words(unchanged)}: the run is busy or dead.")
         return Group(*parts, *(Text(note, style="yellow") for note in notes))
 
@@ -130,8 +137,8 @@ class _Watcher:
             write(*status_as_text(self.state, self.status))
 
     def follow_lines(self, interval: float) -> None:
-        """Without a terminal: write the progress whenever it has changed."""
-        changed = True
+        """Without a terminal: write the progress whenever it has changed, and once more when the run gives no sign."""
+        changed, overdue = True, False
         while True:
             if changed:
                 assert self.state is not None
@@ -142,7 +149,9 @@ class _Watcher:
             if not self.running:
                 return
             sleep(interval)
-            changed = self.read()
+            changed, before = self.read(), overdue
+            overdue = self.overdue
+            changed = changed or (overdue and not before)
 
     def follow_live(self, interval: float) -> None:
         """On a terminal: update the progress in place."""

@@ -5,6 +5,7 @@ Read in this order: :mod:`requests` (requests and answers as values, and their e
 sensors read). The owner's side is :mod:`dagster_checkpoints.spark.job.request_poller`.
 """
 
+from dagster_checkpoints.control.last_sign import SILENT_INTERVALS, LastSign, last_sign
 from dagster_checkpoints.control.pipeline_control import (
     ControlError,
     NoRunningPipeline,
@@ -30,6 +31,7 @@ from dagster_checkpoints.control.status import (
     PendingStatus,
     Phase,
     PipelineStatus,
+    SilenceStatus,
     SplitsStatus,
     StageStatus,
     StopStatus,
@@ -43,6 +45,7 @@ from dagster_checkpoints.control.status import (
 __all__ = [
     "INVALID_REQUEST",
     "NO_RUNNING_PIPELINE",
+    "SILENT_INTERVALS",
     "Answer",
     "AnswerStatus",
     "CheckpointCountsStatus",
@@ -51,6 +54,7 @@ __all__ = [
     "ControlRequest",
     "FailureStatus",
     "InstanceStatus",
+    "LastSign",
     "NoRunningPipeline",
     "PendingStatus",
     "Phase",
@@ -61,12 +65,14 @@ __all__ = [
     "RequestHandle",
     "RequestKind",
     "RequestTimedOut",
+    "SilenceStatus",
     "SplitsStatus",
     "StageStatus",
     "StopStatus",
     "VertexPart",
     "decode_status",
     "encode_status",
+    "last_sign",
     "read_status",
     "write_status",
 ]

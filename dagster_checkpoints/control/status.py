@@ -19,6 +19,20 @@ VERSION = 1
 Phase = Literal["starting", "running", "restarting", "stopping", "ended"]
 
 
+class SilenceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The source of an instance has not answered for some time, or its first batch does not end.
+
+    Args:
+        seconds: seconds since its last answer, or since its query began.
+        doing: what the query does: "starting", "asking" or "reading".
+        words: Spark's own words for it.
+    """
+
+    seconds: float
+    doing: Literal["starting", "asking", "reading", "other"]
+    words: str
+
+
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One instance of a stage.
 
@@ -31,6 +45,7 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
         watermark_ms: its output watermark, milliseconds since 1970; None before the first.
         rows_behind: of a Kafka source: the number of messages that were not read yet when its last micro-batch was planned;
             None if it is not known.
+        silence: of a source that does not answer: what its query does, and for how long.
     """
 
     name: str
@@ -39,6 +54,7 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     caught_up: bool | None = None
     watermark_ms: int | None = None
     rows_behind: int | None = None
+    silence: SilenceStatus | None = None
 
 
 class SplitsStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,13 +77,14 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One stage: whether all its instances have finished, the number of rows that it emitted, and of those it dropped as late.
 
     Args:
+        rows: number of rows that it emitted since the job began; None if it is not known.
         fused: whether it is a source in the query of the stage that reads it, beside other sources.
         splits: of a split source, its progress in splits.
     """
 
     name: str
     finished: bool
-    rows: int = 0
+    rows: int | None = 0
     late_rows: int = 0
     instances: tuple[InstanceStatus, ...] = ()
     fused: bool = False

@@ -32,13 +32,15 @@ from dagster_checkpoints.pipeline.edges import (
     pointwise_consumers,
     pointwise_producers,
 )
-from dagster_checkpoints.pipeline.errors import PipelineDefinitionError
+from dagster_checkpoints.pipeline.errors import PipelineDefinitionError, UnknownStageError
 from dagster_checkpoints.pipeline.event_time import Watermark, interval_ms
 from dagster_checkpoints.pipeline.graph import Pipeline, StageEdge
 from dagster_checkpoints.pipeline.regions import connected_regions
 from dagster_checkpoints.pipeline.signatures import SourceLocation
 from dagster_checkpoints.pipeline.split_sources import DiscoveryContext, FunctionSplitSource, SplitSource, split_source
+from dagster_checkpoints.pipeline.stage_rows import StageRows, UnknownRowsError, total_rows
 from dagster_checkpoints.pipeline.stages import OutputMode, Stage, StageKind
+from dagster_checkpoints.pipeline.watermark_reach import WatermarkReach, watermark_reach
 
 __all__ = [
     "BroadcastState",
@@ -66,10 +68,14 @@ __all__ = [
     "StageEdge",
     "StageInput",
     "StageKind",
+    "StageRows",
     "TaskId",
+    "UnknownRowsError",
+    "UnknownStageError",
     "Vertex",
     "VertexEdge",
     "Watermark",
+    "WatermarkReach",
     "bounded_source",
     "build_chains",
     "chain_obstacle",
@@ -86,5 +92,7 @@ __all__ = [
     "pointwise_producers",
     "split_source",
     "stage",
+    "total_rows",
     "unbounded_source",
+    "watermark_reach",
 ]

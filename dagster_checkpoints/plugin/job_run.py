@@ -64,7 +64,7 @@ class JobRun:
 
         Args:
             drain_when: Function that is called about once per second with the number of rows that each stage has emitted; every
-                source ends when it returns True. None to leave the end to the sources.
+                source ends when it returns True. None to leave the end to the sources. See :class:`StageRows`.
             on_event: Function that is called with every event of the job; None for no function.
 
         Raises:
@@ -96,7 +96,8 @@ class JobRun:
             if check_at is not None and time.monotonic() >= check_at:
                 assert drain_when is not None
                 check_at = time.monotonic() + _POLL_SECONDS
-                if drain_when(self._thread.job.rows()):
+                rows = self._thread.job.rows()
+                if rows and drain_when(rows):  # no rows are known before the start
                     self._context.log.info(f"Draining pipeline {self._pipeline.name!r}: every source ends now.")
                     self._thread.job.drain()
                     check_at = None

@@ -65,7 +65,6 @@ class PipelineMaterializations:
         assets: The assets of the pipeline's stages.
         schedule: Decides which commits are reported, and when.
         refusals: Decides which refused commits are reported, and when.
-        counts_rows: Whether the rows of a stage are counted.
         clock: Monotonic clock, in seconds.
         wall: Wall clock, against which a watermark's lag is measured.
     """
@@ -77,7 +76,6 @@ class PipelineMaterializations:
         assets: StageAssets,
         schedule: CommitSchedule,
         refusals: CommitSchedule,
-        counts_rows: Callable[[str], bool],
         clock: Callable[[], float],
         wall: Callable[[], datetime],
     ) -> None:
@@ -86,7 +84,6 @@ class PipelineMaterializations:
         self._assets = assets
         self._schedule = schedule
         self._refusals = refusals
-        self._counts_rows = counts_rows
         self._clock = clock
         self._wall = wall
         self._job_id = 0
@@ -160,7 +157,7 @@ class PipelineMaterializations:
         """An instance has ended: materialize its partition of the asset beside the stage's, if there are several instances."""
         if self._pipeline.stage(event.stage).parallelism == 1 or event.stage not in self._assets.keys:
             return
-        rows = {"rows": event.rows, "dagster/partition_row_count": event.rows} if self._counts_rows(event.stage) else {}
+        rows = {"rows": event.rows, "dagster/partition_row_count": event.rows} if event.rows is not None else {}
         key = instance_key(self._assets.keys[event.stage])
         self._context.log_event(dg.AssetMaterialization(key, partition=event.instance, metadata=rows))
 
@@ -219,7 +216,7 @@ class PipelineMaterializations:
             metadata["checkpoint"] = event.checkpoint_id
         if event.restored:
             metadata[FINISHED_BEFORE] = True
-        elif self._counts_rows(event.stage):
+        elif event.rows is not None:
             metadata["rows"] = event.rows
         if event.late_rows:
             metadata["late_rows"] = event.late_rows
@@ -233,11 +230,11 @@ class PipelineMaterializations:
 
     # Metadata
 
-    def _table(self, stage: str, rows: int) -> dict[str, Any]:
+    def _table(self, stage: str, rows: int | None) -> dict[str, Any]:
         """The metadata of the table that a sink writes, by Dagster's own names."""
         sink = self._pipeline.stage(stage).sink
         shown: dict[str, Any] = {}
-        if self._pipeline.stage(stage).output_mode == "append" and sink is not None and sink.appends:
+        if self._pipeline.stage(stage).output_mode == "append" and sink is not None and sink.appends and rows is not None:
             shown["dagster/row_count"] = rows
         if columns := self._columns.get(stage):
             shown["dagster/column_schema"] = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns])

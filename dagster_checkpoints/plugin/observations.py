@@ -43,7 +43,7 @@ _STAGE = "stage "
 
 @dataclass(frozen=True)
 class _Observed:
-    rows: int
+    rows: int | None
     at: float
 
 
@@ -84,10 +84,6 @@ class PipelineObservations:
         self._observed: dict[str, _Observed] = {}
         self._shown: CheckpointDone | None = None
         self._longest = 0.0
-
-    def counts_rows(self, stage: str) -> bool:
-        """Whether the rows of a stage are counted: only those of the last stage of a query are."""
-        return self.queries.get(stage, ())[-1:] == (stage,)
 
     # Stages
 
@@ -133,24 +129,24 @@ class PipelineObservations:
             counts = progress.splits
             shown["splits_discovered"], shown["splits_assigned"] = counts.discovered, counts.assigned
             shown["splits_finished"] = counts.finished
-        counted = self.counts_rows(stage)
-        if counted:
-            shown |= self._volume(stage, progress, now)
+        shown |= self._volume(stage, progress, now)
         query = self.queries.get(stage, ())
+        ends_query = query[-1:] == (stage,)
+        if ends_query and progress.state_bytes:
+            shown["state_bytes"] = progress.state_bytes
         if len(query) > 1:
-            elsewhere = "" if counted else f"; rows and state are shown at {query[-1]}"
+            elsewhere = "" if ends_query else f"; its state is shown at {query[-1]}"
             shown["query"] = f"{query_name(query)}{elsewhere}"
         return {label: shown[label] for label in STAGE_LABELS if label in shown}
 
     def _volume(self, stage: str, progress: StageProgress, now: float) -> dict[str, Any]:
-        """The values that are known only for the last stage of a query."""
+        """The number of rows and their rate, as far as they are known."""
+        before, self._observed[stage] = self._observed.get(stage), _Observed(progress.rows, now)
+        if progress.rows is None:
+            return {}
         shown: dict[str, Any] = {"rows": progress.rows}
-        if progress.state_bytes:
-            shown["state_bytes"] = progress.state_bytes
-        before = self._observed.get(stage)
-        if before is not None and now > before.at:
+        if before is not None and before.rows is not None and now > before.at:
             shown["rows_per_second"] = _rounded((progress.rows - before.rows) / (now - before.at))
-        self._observed[stage] = _Observed(progress.rows, now)
         return shown
 
     # Checkpoints

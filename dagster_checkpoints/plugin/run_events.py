@@ -9,13 +9,14 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import dagster as dg
 
 from dagster_checkpoints.coordination import FailureReason
 from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.execution.source_answers import silence_text
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.commit_schedule import CommitSchedule
 from dagster_checkpoints.plugin.materializations import PipelineMaterializations
@@ -36,6 +37,8 @@ from dagster_checkpoints.spark.job.events import (
     JobStarted,
     SavepointDone,
     SinkCommitted,
+    SourceAnswered,
+    SourceSilent,
     StageFinished,
     StageProgress,
 )
@@ -81,11 +84,11 @@ class RunReporter:
         self._interval = interval
         self._progress = progress
         self._storage = storage
+        self._wall = wall
         self._observations = PipelineObservations(context, pipeline, assets, ObservationSchedule(observe_every), clock, wall)
-        counts_rows = self._observations.counts_rows
         commits = CommitSchedule(materialize_every)
         refusals = CommitSchedule(_REFUSALS_EVERY if materialize_every is None else materialize_every)
-        self._materializations = PipelineMaterializations(context, pipeline, assets, commits, refusals, counts_rows, clock, wall)
+        self._materializations = PipelineMaterializations(context, pipeline, assets, commits, refusals, clock, wall)
 
     @property
     def last_checkpoint(self) -> CheckpointDone | None:
@@ -118,6 +121,8 @@ class RunReporter:
                 self._materializations.refused(event)
             case StageFinished():
                 self._stage_finished(event)
+            case SourceSilent() | SourceAnswered():
+                self._source_answers(event)
             case start:
                 if isinstance(start, JobStarted):
                     self._materializations.job_started(start)
@@ -155,7 +160,7 @@ class RunReporter:
         progress = self._progress()
         for stage in self.missing():
             metadata: dict[str, Any] = {}
-            if self._observations.counts_rows(stage) and stage in progress:
+            if stage in progress and progress[stage].rows is not None:
                 metadata["rows"] = progress[stage].rows
             metadata |= {"state": "suspended", "savepoint": dg.MetadataValue.path(savepoint)}
             self._context.log_event(dg.AssetObservation(self._assets.keys[stage], metadata=metadata))
@@ -177,6 +182,23 @@ class RunReporter:
         )
         if not event.recorded_by_asker:
             record_savepoint(self._context, self._pipeline, event, self._storage)
+
+    def _source_answers(self, event: SourceSilent | SourceAnswered) -> None:
+        """Log that a source does not answer, or that it does again, and observe its asset."""
+        if isinstance(event, SourceSilent):
+            text = silence_text(event.sources, event.silence)
+            self._context.log.log(logging.INFO if event.silence.doing == "reading" else logging.WARNING, text)
+            since = (self._wall() - timedelta(seconds=event.silence.seconds)).timestamp()
+            shown: dict[str, Any] = {"state": "no answer from the source", "since": dg.MetadataValue.timestamp(since)}
+            shown |= {"spark": event.silence.words, "check": text}
+        else:
+            self._context.log.info(f"{', '.join(event.sources)}: the source has answered.")
+            shown = {"state": "running"}
+        if self._pipeline.stage(event.sources[0]).parallelism > 1:
+            shown["instance"] = event.instance
+        for source in event.sources:
+            if source in self._assets.keys:
+                self._context.log_event(dg.AssetObservation(self._assets.keys[source], metadata=shown))
 
     def _stage_finished(self, event: StageFinished) -> None:
         if not self._materializations.stage_finished(event):

@@ -35,6 +35,12 @@ class EventTimeError(StageError):
     repeats: ClassVar[bool] = True
 
 
+class EventTimeHeldBackError(StageError):
+    """A stage waits for event time, and one of the sources that it reads declares no watermark, which holds it back."""
+
+    repeats: ClassVar[bool] = True
+
+
 class PlanRefusedError(StageError):
     """Spark refuses the stage's plan as a streaming query."""
 

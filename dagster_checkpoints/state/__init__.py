@@ -82,6 +82,7 @@ from dagster_checkpoints.state.rescaled_channels import RescaledEdge, SegmentSha
 from dagster_checkpoints.state.rescaled_checkpoint import RescaledCheckpoint, rescale
 from dagster_checkpoints.state.rescaling import least_watermark, rescaled_stages
 from dagster_checkpoints.state.restore import RestorePlan, check_union_states, fitted, validate_restore
+from dagster_checkpoints.state.row_counts import rows_in_snapshot, rows_of_finished, rows_of_stage
 from dagster_checkpoints.state.spark_versions import (
     SUPPORTED_SPARK_TEXT,
     check_spark_version,
@@ -186,6 +187,9 @@ __all__ = [
     "rescale",
     "rescaled_stages",
     "rewrites_state",
+    "rows_in_snapshot",
+    "rows_of_finished",
+    "rows_of_stage",
     "task_files",
     "validate_restore",
     "with_stages_now",

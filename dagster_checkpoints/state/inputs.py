@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dagster_checkpoints.pipeline import Stage
+from dagster_checkpoints.pipeline import Stage, total_rows
 from dagster_checkpoints.state.errors import InputRowsGone, InputsChanged, SinkRemoved
 from dagster_checkpoints.state.metadata import CheckpointMetadata, InputMetadata, StageMetadata
+from dagster_checkpoints.state.row_counts import rows_in_snapshot
 from dagster_checkpoints.state.views import EdgeView, PipelineView
 
 
@@ -132,9 +133,9 @@ def _gone(metadata: CheckpointMetadata, upstream: StageMetadata, *, static: bool
     ended = len(upstream.finished) + sum(task.end_of_data == "drain" for task in tasks.values())
     if ended:
         return "has emitted its last row there" if ended >= upstream.parallelism else "has in part emitted its last row there"
-    emitted = sum(task.stages[upstream.name].rows_out for task in tasks.values() if upstream.name in task.stages)
+    emitted = total_rows(rows_in_snapshot(task, upstream.name) for task in tasks.values())
     if static and emitted:
         return f"has emitted {emitted} rows before it"
-    # Rows that a stage emits inside its query are not counted.
+    # The number of rows that a stage has emitted inside its query may not be known.
     ran = any(task.query is not None and task.query.batch_id >= 0 for task in tasks.values())
     return "has run micro-batches before it" if static and ran else ""

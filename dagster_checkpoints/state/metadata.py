@@ -182,7 +182,7 @@ class StageInstanceSnapshot(_Struct, frozen=True):
     Attributes:
         operator_states: its operator states.
         transactions: the transactions that its sink has pre-committed; only the sink reads them.
-        rows_out: number of rows emitted so far, for reporting.
+        rows_out: number of rows emitted so far, for reporting; None if it is not known. See `row_counts`.
         transaction_files: by position in `transactions`, the files with the transaction's data. Only a savepoint has them: it
             must be complete also after its transactions were aborted.
         state_plan: descriptions of the stage's stateful operators, for comparison; empty for a stage without state. None in a
@@ -194,7 +194,7 @@ class StageInstanceSnapshot(_Struct, frozen=True):
 
     operator_states: tuple[OperatorState, ...] = ()
     transactions: tuple[str, ...] = ()
-    rows_out: int = 0
+    rows_out: int | None = None
     transaction_files: dict[int, tuple[StateFile, ...]] = {}
     state_plan: tuple[str, ...] | None = None
     late_rows: int = 0
@@ -300,7 +300,7 @@ class StageMetadata(_Struct, frozen=True):
         fully_finished: whether all have finished; the stage then has no state and is not run again.
         output_schema: schema of its rows in channels, in Spark's JSON form, so that its consumers can be
             restored without it; empty for a stage inside a chain, except a fused source.
-        rows: number of rows emitted so far by all instances, finished ones included, for reporting.
+        rows: number of rows emitted so far by all instances, finished ones included, for reporting; None if it is not known.
         max_parallelism: number of key groups of its keyed state, fixed since its first checkpoint; 0 without keyed state.
         enumerator: the enumerator's state of a source that enumerates splits; None for others.
         inputs: how it reads its upstream stages, which decides the content of its state; empty for a source. None in a
@@ -318,7 +318,7 @@ class StageMetadata(_Struct, frozen=True):
     finished: tuple[int, ...] = ()
     fully_finished: bool = False
     output_schema: str = ""
-    rows: int = 0
+    rows: int | None = None
     max_parallelism: int = 0
     enumerator: EnumeratorState | None = None
     inputs: tuple[InputMetadata, ...] | None = None

@@ -302,7 +302,7 @@ class _Rescaling:
 
 def _beginning(chain: ChainMetadata) -> TaskSnapshot:
     """The snapshot of a new instance, which begins with the static inputs of the others: each instance gets all their rows."""
-    return TaskSnapshot({name: StageInstanceSnapshot() for name in chain.stages}, static=_static_tables(chain))
+    return TaskSnapshot({name: StageInstanceSnapshot(rows_out=0) for name in chain.stages}, static=_static_tables(chain))
 
 
 def _static_tables(chain: ChainMetadata) -> tuple[StaticTableSnapshot, ...]:

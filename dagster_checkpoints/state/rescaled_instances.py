@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from dagster_checkpoints.pipeline import total_rows
 from dagster_checkpoints.state.errors import InstancesChanged
 from dagster_checkpoints.state.metadata import ChainMetadata, StageInstanceSnapshot, TaskSnapshot
 from dagster_checkpoints.state.redistribution import deal_out_operator_states
@@ -14,7 +15,7 @@ from dagster_checkpoints.state.rescaling import least_watermark
 
 def part_of(task: TaskSnapshot | None, stage: str) -> StageInstanceSnapshot:
     """The part of a stage in a task's snapshot; an empty one if the task has finished."""
-    return task.stages.get(stage, StageInstanceSnapshot()) if task is not None else StageInstanceSnapshot()
+    return task.stages.get(stage, StageInstanceSnapshot(rows_out=0)) if task is not None else StageInstanceSnapshot(rows_out=0)
 
 
 def with_transactions(own: StageInstanceSnapshot, held: TaskSnapshot | None, tail: str) -> StageInstanceSnapshot:
@@ -54,7 +55,7 @@ def dealt_out(stage: str, old: Sequence[TaskSnapshot | None], parallelism: int) 
     return [
         StageInstanceSnapshot(
             operator_states=states[index],
-            rows_out=(held[index].rows_out if index < len(held) else 0) + (sum(g.rows_out for g in gone) if index == 0 else 0),
+            rows_out=total_rows(part.rows_out for part in [*held[index : index + 1], *(gone if index == 0 else ())]),
             late_rows=(held[index].late_rows if index < len(held) else 0) + (sum(g.late_rows for g in gone) if index == 0 else 0),
             state_plan=described.state_plan,
             planned=described.planned,
@@ -94,7 +95,7 @@ def with_shared_splits(
     for new, origin in enumerate(origins):
         ended = chain.tasks.get(origin) if origin is not None else None
         if new in reading:
-            task = TaskSnapshot({name: shares.get(new, StageInstanceSnapshot())}, watermark=watermark)
+            task = TaskSnapshot({name: shares.get(new, StageInstanceSnapshot(rows_out=0))}, watermark=watermark)
         elif ended is not None:
             task = ended
         else:

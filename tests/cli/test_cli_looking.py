@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import shutil
 import xml.etree.ElementTree as ElementTree
-from datetime import timedelta
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from dagster_checkpoints.cli import status_view
 from dagster_checkpoints.cli import watch as watching
-from dagster_checkpoints.control import InstanceStatus, SplitsStatus, StageStatus, write_status
+from dagster_checkpoints.control import InstanceStatus, SilenceStatus, SplitsStatus, StageStatus, write_status
 from dagster_checkpoints.state import decode
 from resources.embedded_s3 import Fault
 
@@ -261,6 +263,64 @@ def test_show_prints_the_status_of_the_running_pipeline(world: Any) -> None:
     for part in ("stopping", "2f0c9a17 on worker-1", "roots           live", "checkpoint 42", "48.0 MB", "2 of 3 tasks",
                  "(drain): waiting for savepoint", "caught up", "3,003", "2013-12-01 00:00:00"):  # fmt: skip
         assert part in text
+
+
+def later(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> Callable[[float], None]:
+    """Sets the clock of modules forward, by seconds."""
+    ahead = [0.0]
+    clock = SimpleNamespace(now=lambda zone: datetime.now(zone) + timedelta(seconds=ahead[0]))
+    for module in modules:
+        monkeypatch.setattr(module, "datetime", clock)
+    return lambda seconds: ahead.__setitem__(0, seconds)
+
+
+def test_show_dates_the_last_sign_of_a_run_whose_status_is_overdue(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    after = later(monkeypatch, status_view)
+    local.run()
+    local.status(updated_at=datetime.now(UTC))
+    assert "last sign" not in local.cli("show").output and local.json("show")["last_sign"]["overdue"] is False
+    local.status(updated_at=datetime.now(UTC) - timedelta(seconds=41))
+    busy = local.cli("show").output
+    assert "running, last status 41 s ago" in busy and "the run is busy" in " ".join(busy.split())
+    after(41)
+    dead = " ".join(local.cli("watch", "--once").output.split())
+    assert "running, last sign 41 s ago: the run has died, or does not reach the storage" in dead and "its lease ended" in dead
+    assert local.json("show")["last_sign"]["overdue"] is True
+    local.end("FAILED")
+    assert local.json("show")["last_sign"] is None
+
+
+def test_watch_writes_once_more_when_the_run_gives_no_sign(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    after = later(monkeypatch, status_view, watching)
+    local.run()
+    local.status()
+    happens = iter([lambda: None, lambda: after(300), lambda: None, lambda: local.end("FAILED")])
+    monkeypatch.setattr(watching, "sleep", lambda _: next(happens)())
+    lines = [msgspec.json.decode(line) for line in local.cli("watch", "--json").stdout.splitlines()]
+    assert [line["last_sign"] and line["last_sign"]["overdue"] for line in lines] == [False, True, None]
+
+
+def test_show_and_watch_say_which_source_does_not_answer_and_what_to_check(local: Any) -> None:
+    local.run()
+    stages = local.status().stages
+    silence = SilenceStatus(seconds=24.0, doing="asking", words="Getting offsets from KafkaV2[Subscribe[clicks]]")
+    silent = tuple(msgspec.structs.replace(instance, caught_up=None, silence=silence) for instance in stages[1].instances)
+    local.status(stages=(stages[0], msgspec.structs.replace(stages[1], instances=silent), *stages[2:]))
+    for command in (["show"], ["watch", "--once"]):
+        text = " ".join(local.cli(*command).output.split())
+        assert (
+            text.count("Source 'live' has not answered for 24 s; Spark says: Getting offsets from KafkaV2[Subscribe[clicks]]")
+            == 1
+        )
+        assert "Check its address, port, credentials" in text and "no answer" in text
+    assert local.json("show")["status"]["stages"][1]["instances"][0]["silence"]["doing"] == "asking"
+
+
+def test_show_leaves_out_a_number_of_rows_that_is_not_known(local: Any) -> None:
+    local.run()
+    stages = local.status().stages
+    local.status(stages=tuple(msgspec.structs.replace(stage, rows=None) for stage in stages))
+    assert "3,003" not in local.cli("show").output and local.json("show")["status"]["stages"][1]["rows"] is None
 
 
 def test_show_prints_the_progress_of_split_sources(local: Any) -> None:

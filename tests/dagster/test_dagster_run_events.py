@@ -9,6 +9,7 @@ import dagster as dg
 
 from dagster_checkpoints import CheckpointCoordinatorResource, ParquetSink, Pipeline, bounded_source, stage, unbounded_source
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
+from dagster_checkpoints.execution.source_answers import Silence
 from dagster_checkpoints.plugin.run_events import RunReporter, failure
 from dagster_checkpoints.spark.errors import JobFailedError, StageFailedError
 from dagster_checkpoints.spark.job.events import (
@@ -23,6 +24,8 @@ from dagster_checkpoints.spark.job.events import (
     PipelineAcquired,
     QueryStarted,
     QueryWaiting,
+    SourceAnswered,
+    SourceSilent,
     SparkStarted,
     SparkStarting,
     StageFinished,
@@ -66,11 +69,29 @@ def test_a_stage_that_was_not_selected_does_not_delay_its_consumers(recorder: Re
     assert reporter.missing() == []
 
 
-def test_only_the_last_stage_of_a_query_reports_rows(reporter: RunReporter) -> None:
-    """The rows of a stage inside a chain stay within Spark, and are not counted."""
+def test_each_stage_of_a_query_reports_its_rows_unless_their_number_is_not_known(reporter: RunReporter) -> None:
     report(reporter, STARTED)
-    (inside,) = reporter.report(StageFinished("numbers", 0, 4))
-    assert "rows" not in (inside.metadata or {})
+    (inside,) = reporter.report(StageFinished("numbers", 7, 4))
+    assert (inside.metadata or {})["rows"] == 7
+    (unknown,) = reporter.report(StageFinished("doubled", None, 4))
+    assert "rows" not in (unknown.metadata or {})
+
+
+def test_a_source_that_does_not_answer_is_logged_and_observed_until_it_answers(reporter: RunReporter, recorder: Recorder) -> None:
+    silence = Silence(24.0, "asking", "Getting offsets from KafkaV2[Subscribe[clicks]]")
+    recorder.now = 60.0
+    report(reporter, STARTED, SourceSilent(("numbers",), "0", silence), SourceAnswered(("numbers",), "0"))
+    (warned,) = [text for level, text in recorder.lines if level == "WARNING"]
+    assert "Source 'numbers' has not answered for 24 s; Spark says: Getting offsets from KafkaV2[Subscribe[clicks]]" in warned
+    silent, answered = recorder.observed("numbers")
+    assert (silent["state"], silent["since"]) == ("no answer from the source", 1_388_534_400 + 36.0)
+    assert (silent["spark"], silent["check"]) == (silence.words, warned)
+    assert answered == {"state": "running", "instance": "0"}
+
+
+def test_a_first_batch_that_takes_long_is_no_warning(reporter: RunReporter, recorder: Recorder) -> None:
+    report(reporter, STARTED, SourceSilent(("numbers",), "0", Silence(24.0, "reading", "Processing new data")))
+    assert [level for level, text in recorder.lines if "first batch has been running for 24 s" in text] == ["INFO"]
 
 
 def test_stages_and_checkpoints_are_observed_at_the_configured_rate(reporter: RunReporter, recorder: Recorder) -> None:
@@ -180,11 +201,11 @@ def test_rows_dropped_as_late_are_shown_by_the_stage_that_dropped_them(reporter:
     assert "late_rows" not in (result.metadata or {})
 
 
-def test_a_stage_inside_a_query_says_where_its_rows_are_shown(reporter: RunReporter, recorder: Recorder) -> None:
+def test_a_stage_inside_a_query_says_where_its_state_is_shown(reporter: RunReporter, recorder: Recorder) -> None:
     report(reporter, STARTED, checkpoint(3, watermark_ms=1_388_534_400_000))
     (inside,) = recorder.observed("numbers")
-    assert list(inside) == ["watermark", "state", "query"]
-    assert inside["query"] == "numbers > doubled; rows and state are shown at doubled"
+    assert list(inside) == ["rows", "watermark", "state", "query"]
+    assert (inside["rows"], inside["query"]) == (30, "numbers > doubled; its state is shown at doubled")
     (tail,) = recorder.observed("doubled")
     assert (tail["rows"], tail["state_bytes"], tail["query"]) == (30, 5, "numbers > doubled")
 

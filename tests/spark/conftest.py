@@ -526,3 +526,11 @@ def lab(spark: SparkSession, tmp_path: Path) -> Iterator[Lab]:
     environment = Lab(spark, tmp_path)
     yield environment
     environment.close()
+
+
+@pytest.fixture(scope="module")
+def shared_lab(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """The same for all tests of a module, which read the results of a few runs."""
+    environment = Lab(spark, tmp_path_factory.mktemp("lab"))
+    yield environment
+    environment.close()

@@ -201,10 +201,10 @@ def paired(rows: Any) -> Any:
     [
         ([sums], "functions 1, 2"),
         ([sums, selected("k", "a", "b")], "functions 1, 2"),
-        ([sums, selected("k", "b", "a")], "functions 2, 1"),
+        ([sums, selected("k", "b", "a")], "functions 1, 2"),
         ([sums, selected("k", "b")], "functions 2"),
         ([sums, selected("k")], "no function"),
-        ([sums, lambda rows: rows.selectExpr("ts", "b * 2 AS c", "a + 1")], "functions 2, 1"),
+        ([sums, lambda rows: rows.selectExpr("ts", "b * 2 AS c", "a + 1")], "functions 1, 2"),
         ([lambda rows: rows.withColumn("v", F.col("v") * 3), sums, selected("b")], "functions 2"),
         (
             [paired, selected("k", "v")],

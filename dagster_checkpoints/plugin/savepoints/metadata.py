@@ -168,7 +168,7 @@ def _table(savepoint: Savepoint) -> dg.TableMetadataValue:
         dg.TableColumn("instances", "int"),
         dg.TableColumn("bytes", "int", description="state, and records on their way to the stage"),
         dg.TableColumn("files", "int"),
-        dg.TableColumn("rows", "int", description="emitted since the job began; 0 inside a chain"),
+        dg.TableColumn("rows", "int", description="emitted since the job began; empty if not known"),
         dg.TableColumn("offsets", description="offsets up to which the savepoint covers the input"),
     ]
     records = [_row(savepoint, stage) for stage in savepoint.metadata.stages]

@@ -13,7 +13,7 @@ from typing import TypeVar
 import dagster as dg
 
 from dagster_checkpoints.control import StageStatus
-from dagster_checkpoints.pipeline import Pipeline, StageKind
+from dagster_checkpoints.pipeline import Pipeline, StageKind, StageRows
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import RunningPipeline
 from dagster_checkpoints.plugin.stage_assets import reports_end
 from dagster_checkpoints.storage import ObjectInfo
@@ -40,6 +40,12 @@ class ConditionContext:
     instance: dg.DagsterInstance
     now: datetime
     head: Callable[[str], ObjectInfo | None]
+
+    @property
+    def rows(self) -> StageRows:
+        """The number of rows that each stage has emitted since the job began; 0 before the first report."""
+        reported = {stage.name: stage.rows for stage in (self.running.status.stages if self.running.status is not None else ())}
+        return StageRows({stage.name: reported.get(stage.name, 0) for stage in self.pipeline.stages})
 
 
 @dataclass(frozen=True)

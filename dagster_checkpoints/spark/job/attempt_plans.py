@@ -78,6 +78,8 @@ class AttemptPlans:
         allow_changed_plan: bool,
     ) -> None:
         self.schemas: dict[str, StructType] = {}
+        self._own_watermarks: set[str] = set()
+        """The stages at whose end there is a watermark that their query sets itself."""
         self._pipeline = pipeline
         self._spark = spark
         self._instance = instance
@@ -153,7 +155,9 @@ class AttemptPlans:
         calls = [instance.call for instance in instances]
         carried = {i.name: self._event_time(i) for i in inputs}
         frames = {i.name: self._frame(i, tables, carried[i.name]) for i in inputs}
-        plan = plans.build_plan(self._pipeline, calls, frames, stand_ins)
+        plan = plans.build_plan(self._pipeline, calls, frames, stand_ins, self._own_watermarks)
+        if plan.own_watermark:
+            self._own_watermarks.add(calls[-1].stage.name)
         for text in plan.warnings:
             if text not in self._warned:
                 self._warned.add(text)
@@ -163,7 +167,7 @@ class AttemptPlans:
         without_watermarks = not reads_watermarks(known) and not keeps_state(plan) if known else plans.keeps_no_state(plan)
         if functions and any(carried.values()) and without_watermarks:
             frames = {i.name: self._frame(i, tables, None) for i in inputs}
-            return replace(plans.build_plan(self._pipeline, calls, frames), takes_watermark=False)
+            return replace(plans.build_plan(self._pipeline, calls, frames, None, self._own_watermarks), takes_watermark=False)
         return plan
 
     def _whole(self, chain: Chain, index: int) -> PlanDescription | None:

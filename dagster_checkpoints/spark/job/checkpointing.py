@@ -30,7 +30,7 @@ from dagster_checkpoints.execution.checkpoint_writing import (
     write_checkpoint,
 )
 from dagster_checkpoints.execution.storage_steps import drive
-from dagster_checkpoints.pipeline import Pipeline, TaskId
+from dagster_checkpoints.pipeline import Pipeline, TaskId, total_rows
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
 from dagster_checkpoints.state import (
@@ -41,6 +41,7 @@ from dagster_checkpoints.state import (
     recorded_chains,
     recorded_enumerators,
     recorded_stages,
+    rows_in_snapshot,
     task_files,
     with_uids,
 )
@@ -172,17 +173,16 @@ class CheckpointWriter:
         )
 
     @staticmethod
-    def _rows(deployment: Deployment, stage: str, states: Mapping[TaskId, TaskSnapshot]) -> int:
+    def _rows(deployment: Deployment, stage: str, states: Mapping[TaskId, TaskSnapshot]) -> int | None:
         """The number of rows that a stage had emitted at the checkpoint: by snapshots, and by tasks that had finished."""
-        rows = deployment.rows_of_finished.get(stage, 0)
+        counts = [deployment.rows_of_finished.get(stage, 0)]
         chain = next(c for c in deployment.chains if stage in c.stages)
         for task in (TaskId(chain.name, index) for index in range(len(chain.instances))):
-            held = states[task].stages.get(stage) if task in states else None  # none for a fused source that has ended
-            if held is not None:
-                rows += held.rows_out
+            if task in states and stage in states[task].stages:  # it is not there if it is a fused source that has ended
+                counts.append(rows_in_snapshot(states[task], stage))
             elif task in deployment.tasks:
-                rows += deployment.tasks[task].rows_of(stage)
-        return rows
+                counts.append(deployment.tasks[task].rows_of(stage))
+        return total_rows(counts)
 
     @staticmethod
     def _late_rows(deployment: Deployment, stage: str, states: Mapping[TaskId, TaskSnapshot]) -> int:

@@ -45,7 +45,7 @@ from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS
 from dagster_checkpoints.spark.query.restored_plans import forgotten_sources
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 from dagster_checkpoints.spark.snapshots.rescaled_state import RescaledState
-from dagster_checkpoints.spark.snapshots.restored_state import Restored, RestoredState, late_rows_of_finished, rows_of_finished
+from dagster_checkpoints.spark.snapshots.restored_state import Restored, RestoredState, late_rows_of_finished
 from dagster_checkpoints.spark.snapshots.uploads import SnapshotUploader
 from dagster_checkpoints.spark.tasks.channel_task import ChannelTask
 from dagster_checkpoints.spark.tasks.fused_task import FusedTask
@@ -55,7 +55,7 @@ from dagster_checkpoints.spark.tasks.split_task import SplitTask
 from dagster_checkpoints.spark.tasks.task import Task
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 from dagster_checkpoints.spark.tasks.task_sink import TaskSink
-from dagster_checkpoints.state import RestoreError, TaskSnapshot, default_max_parallelism
+from dagster_checkpoints.state import RestoreError, TaskSnapshot, default_max_parallelism, rows_of_finished
 from dagster_checkpoints.storage import CheckpointStorage
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from pyspark.sql.types import StructType
 
@@ -11,6 +12,8 @@ from dagster_checkpoints.execution.split_enumerators import SplitCounts
 from dagster_checkpoints.pipeline import Chain, ExecutionGraph, TaskId
 from dagster_checkpoints.spark.job.task_sinks import SettledSink
 from dagster_checkpoints.spark.tasks.task import Task
+
+Number = TypeVar("Number", int, int | None)
 
 
 @dataclass
@@ -23,7 +26,7 @@ class Deployment:
         tasks: The tasks that are not finished.
         finished: The tasks that had finished at the restored checkpoint; they have no task object.
         schemas: The output schema of each chain's last stage.
-        rows_of_finished: The number of rows that finished tasks had emitted, by stage; for reports.
+        rows_of_finished: The number of rows that finished tasks had emitted, by stage, None if it is not known; for reports.
         late_rows_of_finished: The number of late rows that finished tasks had dropped, by stage; for reports.
         finished_sinks: The sinks of finished tasks and of instances that the pipeline does not have any more: they show the rows
             committed up to the restored checkpoint, and no others.
@@ -37,7 +40,7 @@ class Deployment:
     tasks: dict[TaskId, Task] = field(default_factory=dict)
     finished: frozenset[TaskId] = frozenset()
     schemas: dict[str, StructType] = field(default_factory=dict)
-    rows_of_finished: dict[str, int] = field(default_factory=dict)
+    rows_of_finished: dict[str, int | None] = field(default_factory=dict)
     late_rows_of_finished: dict[str, int] = field(default_factory=dict)
     finished_sinks: list[SettledSink] = field(default_factory=list)
     key_groups: dict[str, int] = field(default_factory=dict)
@@ -76,6 +79,6 @@ class Deployment:
             settled.sink.settle(settled.transactions, settled.files, settled.restored, settled.next_checkpoint_id)
 
 
-def _replaced(before: Mapping[str, int], part: Mapping[str, int], stages: Set[str]) -> dict[str, int]:
+def _replaced(before: Mapping[str, Number], part: Mapping[str, Number], stages: Set[str]) -> dict[str, Number]:
     """The numbers before, except for these stages, which have those of the part."""
     return {s: n for s, n in before.items() if s not in stages} | {s: n for s, n in part.items() if s in stages}

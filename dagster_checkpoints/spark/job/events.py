@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dagster_checkpoints.coordination import JobStatus
+from dagster_checkpoints.execution.source_answers import Silence
 from dagster_checkpoints.execution.split_enumerators import SplitCounts
 from dagster_checkpoints.pipeline import CheckEvaluation
 from dagster_checkpoints.sinks import SinkCommit
@@ -180,12 +181,35 @@ class FirstBatch:
 
 
 @dataclass(frozen=True)
+class SourceSilent:
+    """A source has not answered for some time, or its first batch does not end; again while that lasts.
+
+    Attributes:
+        sources: The sources that the query reads.
+        instance: The instance.
+        silence: What the query does, and for how long.
+    """
+
+    sources: tuple[str, ...]
+    instance: str
+    silence: Silence
+
+
+@dataclass(frozen=True)
+class SourceAnswered:
+    """A source that was reported as silent has answered, or is not asked any more."""
+
+    sources: tuple[str, ...]
+    instance: str
+
+
+@dataclass(frozen=True)
 class InstanceFinished:
-    """One instance of a stage has committed everything and ended. `rows` counts since the job began."""
+    """One instance of a stage has committed everything and ended. `rows` counts since the job began; None if it is not known."""
 
     stage: str
     instance: str
-    rows: int
+    rows: int | None
 
 
 @dataclass(frozen=True)
@@ -193,15 +217,14 @@ class StageFinished:
     """All instances of a stage have finished.
 
     Attributes:
-        rows: The number of rows emitted since the job began; 0 for a stage inside a chain, whose rows are not counted, except a
-            fused source.
+        rows: The number of rows emitted since the job began; None if it is not known.
         checkpoint_id: Id of the newest completed checkpoint; None if there is none.
         restored: Whether the stage had finished before this run began.
         late_rows: The number of late rows that the stage itself has dropped since the job began.
     """
 
     stage: str
-    rows: int
+    rows: int | None
     checkpoint_id: int | None
     restored: bool = False
     late_rows: int = 0
@@ -253,7 +276,7 @@ class StageProgress:
     """The progress of a stage at a checkpoint, or between two checkpoints.
 
     Attributes:
-        rows: The number of rows emitted since the job began; 0 unless the stage is the last of its chain.
+        rows: The number of rows emitted since the job began; None if it is not known.
         finished_instances: The number of instances that have finished.
         instances: The number of instances.
         state_bytes: The size of the chain's state in the latest checkpoint of this run, in bytes; 0 before the first.
@@ -262,7 +285,7 @@ class StageProgress:
         splits: The progress of a split source; None for other stages.
     """
 
-    rows: int
+    rows: int | None
     finished_instances: int
     instances: int
     state_bytes: int
@@ -357,7 +380,18 @@ StartEvent = LeaseWatched | PipelineAcquired | StartChosen | SparkStarting | Spa
 QueryEvent = QueryWaiting | QueryStarted | FirstBatch
 EndEvent = InstanceFinished | StageFinished
 CheckpointEvent = CheckpointDone | SavepointDone | CheckpointNotDone
-JobEvent = StartEvent | JobStarted | QueryEvent | EndEvent | CheckpointEvent | SinkCommitted | CommitRefused | JobRestarting
+SourceEvent = SourceSilent | SourceAnswered
+JobEvent = (
+    StartEvent
+    | JobStarted
+    | QueryEvent
+    | SourceEvent
+    | EndEvent
+    | CheckpointEvent
+    | SinkCommitted
+    | CommitRefused
+    | JobRestarting
+)
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ from dagster_checkpoints.spark.job.job_reporter import CheckpointReport, JobRepo
 from dagster_checkpoints.spark.job.job_start import JobStart
 from dagster_checkpoints.spark.job.requesters import Requesters
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
+from dagster_checkpoints.spark.job.source_watch import SourceWatch
 from dagster_checkpoints.spark.job.status_reporter import StatusReporter
 from dagster_checkpoints.spark.job.storage_driver import StorageDriver, restored_state
 from dagster_checkpoints.spark.session.work_directory import WorkDirectory
@@ -107,6 +108,7 @@ class JobDriver:
     Attributes:
         machine: The job machine.
         reporter: Reports the job's events.
+        source_watch: Knows the sources that do not answer.
         refused: The error because of which the job could not start; None otherwise.
     """
 
@@ -130,6 +132,7 @@ class JobDriver:
     ) -> None:
         self.pipeline = pipeline
         self.reporter = JobReporter(pipeline, on_event)
+        self.source_watch = SourceWatch(pipeline)
         self.refused: BaseException | None = None
         self._storage = storage
         self._starting = starting
@@ -212,6 +215,7 @@ class JobDriver:
                 self._hand_in(self._results.popleft())
             else:
                 self._take(self._next())
+                self._watch_sources()
                 self._report_status()
 
     def close(self) -> None:
@@ -278,6 +282,14 @@ class JobDriver:
                 self._log.warning("The job has ended, but not cleanly. %s: %s", type(error).__name__, error)
                 return [on.JobEndNotRecorded()] if isinstance(action, do.EndJob) else []
         return [failed]
+
+    def _watch_sources(self) -> None:
+        deployment = self._attempt_driver.deployment
+        if deployment is None or self.machine.phase is not JobPhase.RUNNING:
+            self.source_watch.forget()
+            return
+        for event in self.source_watch.look(deployment, time.monotonic()):
+            self._on_event(event)
 
     def _report_status(self) -> None:
         if self.machine.phase is JobPhase.RUNNING:

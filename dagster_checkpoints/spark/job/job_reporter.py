@@ -18,7 +18,7 @@ from dagster_checkpoints.coordination import (
     RequestCompleted,
     RequestNotCompleted,
 )
-from dagster_checkpoints.pipeline import Pipeline, TaskId
+from dagster_checkpoints.pipeline import Pipeline, StageRows, TaskId
 from dagster_checkpoints.spark.job import events
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.events import JobEvent, StageProgress
@@ -77,7 +77,7 @@ class JobReporter:
     def rows(self) -> Mapping[str, int]:
         """The number of rows that each stage has emitted since the job began; empty before the start."""
         deployment = self.deployment
-        return {} if deployment is None else {s.name: stage_rows(deployment, s.name) for s in self._pipeline.stages}
+        return {} if deployment is None else StageRows({s.name: stage_rows(deployment, s.name) for s in self._pipeline.stages})
 
     # An attempt
 

@@ -1,7 +1,6 @@
 """The figures that a job reports: rows per stage, and a checkpoint with the progress of each stage.
 
-It must not change anything. Only the rows that enter a chain at fused sources, or leave it, are counted: any other stage inside a
-chain has the number 0.
+It must not change anything.
 """
 
 from __future__ import annotations
@@ -11,17 +10,17 @@ from typing import Literal
 
 from dagster_checkpoints.control import ControlRequest
 from dagster_checkpoints.coordination import CheckpointCounts, CompletedCheckpoint, TaskStatistics
-from dagster_checkpoints.pipeline import Chain, TaskId
+from dagster_checkpoints.pipeline import Chain, TaskId, total_rows
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.events import CheckpointDone, SavepointDone, StageProgress
 from dagster_checkpoints.spark.job.sink_commits import FINISHED
 
 
-def stage_rows(deployment: Deployment, stage: str) -> int:
-    """The number of rows that a stage has emitted since the job began, over all runs."""
+def stage_rows(deployment: Deployment, stage: str) -> int | None:
+    """The number of rows that a stage has emitted since the job began, over all runs; None if it is not known."""
     chain = next(c for c in deployment.chains if stage in c.stages)
     tasks = (deployment.tasks.get(task) for task in _tasks(chain))
-    return deployment.rows_of_finished.get(stage, 0) + sum(task.rows_of(stage) for task in tasks if task is not None)
+    return total_rows([deployment.rows_of_finished.get(stage, 0), *(task.rows_of(stage) for task in tasks if task is not None)])
 
 
 def committed_rows(deployment: Deployment) -> dict[str, dict[str, int]]:
@@ -31,7 +30,7 @@ def committed_rows(deployment: Deployment) -> dict[str, dict[str, int]]:
         running = {TaskId(chain.name, i): name for i, name in enumerate(chain.instances)}
         tasks = {name: deployment.tasks[task] for task, name in running.items() if task in deployment.tasks}
         if any(task.parts.sink is not None for task in tasks.values()):
-            finished = {FINISHED: deployment.rows_of_finished.get(chain.stages[-1], 0)}
+            finished = {FINISHED: deployment.rows_of_finished.get(chain.stages[-1]) or 0}
             rows[chain.stages[-1]] = finished | {name: task.rows_before for name, task in tasks.items()}
     return rows
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from dagster_checkpoints.control import (
     PendingStatus,
     Phase,
     PipelineStatus,
+    SilenceStatus,
     SplitsStatus,
     StageStatus,
     StopStatus,
@@ -39,6 +40,7 @@ from dagster_checkpoints.coordination import (
     VertexStatistics,
 )
 from dagster_checkpoints.execution.job_phases import JobPhase
+from dagster_checkpoints.execution.source_answers import Silence
 from dagster_checkpoints.execution.split_enumerators import SplitCounts
 from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId, fused_in
 from dagster_checkpoints.spark.job.deployment import Deployment
@@ -136,12 +138,13 @@ class StatusReporter:
 
 
 def _of_job(status: PipelineStatus, job: JobDriver, deployment: Deployment, coordinator: CheckpointCoordinator) -> PipelineStatus:
-    stages, splits = [], job.machine.splits
+    stages, splits, silences = [], job.machine.splits, job.source_watch.silences
     for stage in job.pipeline.stages:
         chain = next(c for c in deployment.chains if stage.name in c.stages)
         finished = stage.name in job.reporter.announced
         instances = tuple(
-            _instance(deployment, coordinator, chain, index, stage.name, finished) for index in range(stage.parallelism)
+            _instance(deployment, coordinator, chain, index, stage.name, finished, stage.kind.is_source, silences)
+            for index in range(stage.parallelism)
         )
         stages.append(
             StageStatus(
@@ -175,20 +178,30 @@ def _splits(counts: SplitCounts | None) -> SplitsStatus | None:
 
 
 def _instance(
-    deployment: Deployment, coordinator: CheckpointCoordinator, chain: Chain, index: int, stage: str, finished: bool
+    deployment: Deployment,
+    coordinator: CheckpointCoordinator,
+    chain: Chain,
+    index: int,
+    stage: str,
+    finished: bool,
+    is_source: bool,
+    silences: Mapping[TaskId, Silence],
 ) -> InstanceStatus:
     task = deployment.tasks.get(TaskId(chain.name, index))
     name = chain.instances[index]
     if task is None or finished:
         return InstanceStatus(name=name, state=TaskState.FINISHED.name, end_of_data=True, caught_up=True)
     watermark = task.output_watermark
+    ended = stage in task.machine.ended_sources
+    silence = silences.get(task.id) if is_source and not ended else None
     return InstanceStatus(
         name=name,
         state=coordinator.state_of(task.id).name,
-        end_of_data=task.machine.operators_finished or stage in task.machine.ended_sources,
-        caught_up=stage in task.machine.ended_sources or task.caught_up,
+        end_of_data=task.machine.operators_finished or ended,
+        caught_up=ended or (task.caught_up if silence is None else None),
         watermark_ms=watermark if watermark is not None and watermark < MAX_WATERMARK_MS else None,
         rows_behind=task.rows_behind,
+        silence=SilenceStatus(seconds=silence.seconds, doing=silence.doing, words=silence.words) if silence else None,
     )
 
 

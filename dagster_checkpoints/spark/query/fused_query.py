@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from dagster_checkpoints.spark.query.fused_plans import FusedStream
@@ -20,14 +19,6 @@ from dagster_checkpoints.spark.query.query import START_TIMEOUT_SECONDS, TaskQue
 
 _WATERMARK = "EventTimeWatermark"
 _POLL_SECONDS = 0.02
-
-
-@dataclass(frozen=True)
-class SourceRows:
-    """The rows that one source had in a batch: their number, and its watermark after them, epoch ms."""
-
-    count: int
-    watermark: int
 
 
 class FusedQuery:
@@ -109,15 +100,15 @@ class FusedQuery:
 
     # Event time
 
-    def read(self) -> dict[str, SourceRows]:
-        """By source with rows in the batch that has just been processed, what it had."""
+    def read(self) -> dict[str, int]:
+        """By source with rows in the batch that has just been processed, its watermark after them, epoch ms."""
         plan = self._query.executed_plan()
         wanted = {stream.watermark_node: name for name, stream in self._streams.items() if stream.watermark_node}
-        found: dict[str, SourceRows] = {}
+        found: dict[str, int] = {}
         for node in self._watermark_nodes(plan) if plan is not None and wanted else ():
             source, statistics = wanted.get(str(node.nodeId().toString())), node.eventTimeStats().value()
             if source is not None and statistics.count() > 0:
-                found[source] = SourceRows(int(statistics.count()), int(statistics.max()) - int(node.delayMs()))
+                found[source] = int(statistics.max()) - int(node.delayMs())
         return found
 
     def _watermark_nodes(self, plan: Any) -> list[Any]:

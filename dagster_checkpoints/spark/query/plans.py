@@ -6,11 +6,11 @@ Must not know tasks, channels' contents or checkpoints. Analysis only: no plan i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, NullType, StructType, TimestampNTZType, TimestampType
 
@@ -24,6 +24,7 @@ from dagster_checkpoints.spark.errors import (
 )
 from dagster_checkpoints.spark.query.channel_sources import RECORDS
 from dagster_checkpoints.spark.query.column_types import text_of
+from dagster_checkpoints.spark.query.event_time_checks import check_event_time_moves
 from dagster_checkpoints.spark.query.file_paths import check_file_paths
 from dagster_checkpoints.spark.query.fused_plans import (
     FusedStream,
@@ -36,6 +37,7 @@ from dagster_checkpoints.spark.query.fused_plans import (
 from dagster_checkpoints.spark.query.join_checks import check_join_keys, check_joins
 from dagster_checkpoints.spark.query.operators import keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import ROWS_OF_NO_STREAM, StreamSet, analyzed, children, stream_name, streams
+from dagster_checkpoints.spark.query.row_counts import counted
 from dagster_checkpoints.spark.query.source_checks import check_source
 from dagster_checkpoints.spark.query.spark_advice import advice_on_refused_plan
 from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
@@ -58,6 +60,7 @@ class QueryPlan:
         warnings: Warnings about code that is allowed but probably wrong; each names its stage.
         stateful: For each stateful operator of the plan, from the top down, the stage that it belongs to.
         fused: The stream of each fused source; empty for a chain without fused sources.
+        observations: By stage of a plan without streams, what counts its rows; not of the last stage.
     """
 
     frame: DataFrame
@@ -70,6 +73,7 @@ class QueryPlan:
     warnings: tuple[str, ...] = ()
     stateful: tuple[str, ...] = ()
     fused: Mapping[str, FusedStream] = field(default_factory=dict)
+    observations: Mapping[str, Observation] = field(default_factory=dict)
 
 
 def build_plan(
@@ -77,6 +81,7 @@ def build_plan(
     calls: Sequence[StageCall],
     inputs: Mapping[str, DataFrame],
     stand_ins: Mapping[str, DataFrame] | None = None,
+    own_watermarks: Collection[str] = (),
 ) -> QueryPlan:
     """Build the plan of a chain.
 
@@ -85,6 +90,7 @@ def build_plan(
         calls: The chain's stages in order, without fused sources that have ended.
         inputs: The first stage's inputs by name; empty for a source.
         stand_ins: For each fused source that has ended, the DataFrame in its place; None for a chain without fused sources.
+        own_watermarks: Stages of other chains that set a watermark themselves, on an input without one.
 
     Raises:
         StageError: A stage raised, or returned no DataFrame, a second watermark or no event time; names the stage.
@@ -93,10 +99,12 @@ def build_plan(
     available = {**inputs, **(stand_ins or {})}
     fused = dict(stand_ins or {})
     own_watermark = bool(_watermarks(fused.values()))
+    setting = frozenset(own_watermarks)
     warnings: list[str] = []
     stateful: tuple[str, ...] = ()
     frame: DataFrame | None = None
     outputs: dict[str, DataFrame] = {}
+    observations: dict[str, Observation] = {}
     for position, call in enumerate(calls):
         arguments = {name: available[name] for name in call.stage.inputs}
         carried = _watermarks(arguments.values())
@@ -132,11 +140,17 @@ def build_plan(
             frame = frame.withWatermark(call.stage.watermark.column, f"{call.stage.watermark.lateness_ms} milliseconds")
             own = True
         own_watermark = own_watermark or own
+        setting = setting | {call.stage.name} if own else setting
+        if arguments and streaming:
+            warnings += check_event_time_moves(pipeline, call, frame, arguments, setting)
         _check_output_event_time(pipeline, call, frame)
         if streaming:
             _check_supported(pipeline, call, frame, position)
             check_join_keys(call, frame)
             stateful = (call.stage.name,) * (keeping_state(analyzed(frame)) - len(stateful)) + stateful
+        if position < len(calls) - 1:
+            frame, observation = counted(call.stage.name, frame)
+            observations |= {call.stage.name: observation} if observation is not None else {}
         if stand_ins is not None and not arguments:
             frame = fused[call.stage.name] = fused_source(call.stage.name, frame)
         available[call.stage.name] = outputs[call.stage.name] = frame
@@ -155,12 +169,14 @@ def build_plan(
         warnings=tuple(warnings),
         stateful=stateful,
         fused=streams_of,
+        observations=observations,
     )
 
 
 # Logical operators that keep no state from batch to batch, by the names of Spark's plan nodes.
 _WITHOUT_STATE = frozenset(
     {
+        "CollectMetrics",
         "EventTimeWatermark",
         "Filter",
         "Generate",

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from dagster_checkpoints.execution.source_answers import Doing, SourceLook
 from dagster_checkpoints.spark.files.work_path import WorkPath, url
 from dagster_checkpoints.spark.query.driver_sources import KEPT_ERRORS, SourceFailed
 from dagster_checkpoints.spark.query.file_paths import check_read_once, reads_files
@@ -34,6 +35,12 @@ _LONGEST_POLL_SECONDS = 0.05  # each poll may be a request to a server
 START_TIMEOUT_SECONDS = 60.0
 _START_POLL_SECONDS = 0.03
 _MAX_CAUSES = 20
+_DOING: tuple[tuple[str, Doing], ...] = (
+    ("Initializing", "starting"),
+    ("Getting offsets", "asking"),
+    ("Processing new data", "reading"),
+)
+"""How the messages of Spark's status begin, and what they mean (`MicroBatchExecution`)."""
 _INTERRUPTIONS = frozenset(
     {"java.io.InterruptedIOException", "java.lang.InterruptedException", "java.nio.channels.ClosedByInterruptException"}
 )
@@ -118,6 +125,7 @@ class TaskQuery:
         self._reads_files = False
         self._begun = threading.Event()  # the query's object is known
         self._query: StreamingQuery | None = None
+        self._answered = False
         self._trigger: Mapping[str, Any] = {}
         self._only_batch = 0  # with `once`: the batch that the query was started for
 
@@ -125,6 +133,7 @@ class TaskQuery:
         """Start the query; a checkpoint directory that holds a committed batch is continued."""
         self._closing = False
         self.error = None
+        self._answered = False
         if self._gate is not None:
             self._gate.begin()
         self._trigger, self._only_batch = trigger, self.log.last_committed() + 1
@@ -265,11 +274,28 @@ class TaskQuery:
 
     @property
     def busy(self) -> bool:
-        """Whether the query is still starting, or has found new data and not finished processing it."""
+        """Whether the query is still starting, has no answer from its sources, or has not finished processing new data."""
         if self._query is None or not self._query.isActive:
             return True
         status = self._query.status
-        return bool(status["isDataAvailable"]) or status["message"].startswith("Initializing")
+        return bool(status["isDataAvailable"]) or status["message"].startswith("Initializing") or not self._has_answer()
+
+    def _has_answer(self) -> bool:
+        """Whether the sources have answered since the query's start."""
+        assert self._query is not None
+        self._answered = self._answered or self._has_asked_sources() or self._query._jsq.lastProgress() is not None
+        return self._answered
+
+    def look(self) -> SourceLook | None:
+        """What the query does with its sources; None if it does not run. Any thread."""
+        query = self._query
+        if query is None or not query.isActive or self._closing:
+            return None
+        words = str(query.status["message"])
+        kind: Doing = next((kind for beginning, kind in _DOING if words.startswith(beginning)), "other")
+        # A query without new rows reports its progress every ten seconds.
+        progress = query._jsq.lastProgress()
+        return SourceLook("" if progress is None else f"{progress.batchId()} {progress.timestamp()}", kind, words)
 
     @property
     def rows_behind(self) -> int | None:

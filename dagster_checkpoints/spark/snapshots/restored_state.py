@@ -359,16 +359,6 @@ def _without_state(query: QuerySnapshot) -> QuerySnapshot:
     return msgspec.structs.replace(query, files=tuple(file for file in query.files if not is_state_of_version(file.path)))
 
 
-def rows_of_finished(metadata: CheckpointMetadata) -> dict[str, int]:
-    """The number of rows that the finished tasks of each stage had emitted, also those that are not in the pipeline any more."""
-    rows = {stage.name: stage.rows for stage in metadata.stages}
-    for chain in metadata.chains:
-        for task in chain.tasks.values():
-            for name, stage in task.stages.items():
-                rows[name] -= stage.rows_out
-    return {name: finished for name, finished in rows.items() if finished}
-
-
 def late_rows_of_finished(metadata: CheckpointMetadata) -> dict[str, int]:
     """The number of late rows that the finished tasks of each stage had dropped."""
     rows = {stage.name: stage.late_rows for stage in metadata.stages}

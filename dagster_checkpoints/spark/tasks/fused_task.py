@@ -7,7 +7,7 @@ that with Spark's query, and reports what each source has read.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import WatermarkStatus
@@ -68,13 +68,6 @@ class FusedTask(QueryOfSourcesTask):
         self._reached: int | None = None
         """The newest one of these that the query runs under."""
         self._batch_id = -1
-        restored = parts.restored.stages if parts.restored is not None else {}
-        self._rows = {name: restored[name].rows_out if name in restored else 0 for name in self._names}
-        """By source, the number of rows that it has emitted; 0 for one that had ended in the restored checkpoint."""
-
-    @property
-    def source_rows(self) -> Mapping[str, int]:
-        return self._rows
 
     # Life
 
@@ -139,10 +132,7 @@ class FusedTask(QueryOfSourcesTask):
             self.watermarks.send(WatermarkStatus(False))
 
     def after_emit(self, rows: int) -> None:
-        read = self._fused.read()
-        self._watermarks_of[self._batch_id] = {name: rows.watermark for name, rows in read.items()}
-        for name, rows_read in read.items():
-            self._rows[name] += rows_read.count
+        self._watermarks_of[self._batch_id] = self._fused.read()
         wanted = self._event_time
         if wanted is not None and wanted != self._reached:
             self._fused.advance(wanted)

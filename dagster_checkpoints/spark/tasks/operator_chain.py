@@ -90,13 +90,13 @@ class OperatorChain:
         return process
 
     def snapshot(
-        self, checkpoint_id: int, rows_out: Mapping[str, int], late_rows: LateRows, watermark_ms: int | None
+        self, checkpoint_id: int, rows_out: Mapping[str, int | None], late_rows: LateRows, watermark_ms: int | None
     ) -> dict[str, StageInstanceSnapshot]:
         """Snapshot the stages' states and pre-commit the sink; the query is between two batches.
 
         Args:
             checkpoint_id: The checkpoint.
-            rows_out: The number of rows that stages have emitted since the job began; not of a stage inside the query.
+            rows_out: The number of rows that each stage has emitted since the job began; None if it is not known.
             late_rows: The numbers of late rows that the stages have dropped since the job began.
             watermark_ms: The output watermark, epoch ms; None before the first.
 
@@ -108,7 +108,7 @@ class OperatorChain:
         stages = {}
         described = self._parts.described
         if self._parts.sink is not None:
-            self._at_snapshots[checkpoint_id] = _AtSnapshot(rows_out.get(self._tail.stage.name, 0), watermark_ms)
+            self._at_snapshots[checkpoint_id] = _AtSnapshot(rows_out[self._tail.stage.name] or 0, watermark_ms)
         for instance in self._parts.instances:
             with self._errors.running(instance):
                 instance.stage.snapshot_state(checkpoint_id)
@@ -116,7 +116,7 @@ class OperatorChain:
             stages[instance.stage.name] = StageInstanceSnapshot(
                 operator_states=instance.state.snapshot(),
                 transactions=self._parts.sink.pre_commit(checkpoint_id) if is_tail and self._parts.sink else (),
-                rows_out=rows_out.get(instance.stage.name, 0),
+                rows_out=rows_out[instance.stage.name],
                 state_plan=described.operators[instance.stage.name] if described is not None else None,
                 late_rows=late_rows.of(instance.stage.name),
                 planned=described.planned[instance.stage.name]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import WatermarkStatus
+from dagster_checkpoints.execution.source_answers import SourceLook
 from dagster_checkpoints.execution.task_events import BacklogMeasured, SourceExhausted
 from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.spark.tasks.task import Task
@@ -30,6 +32,16 @@ class QueryOfSourcesTask(Task):
             return not self.query.busy
         except Exception:  # the query is being stopped at this moment
             return None
+
+    def look_at_sources(self) -> SourceLook | None:
+        if not self.machine.running or self.query.paused or self.output.is_held_back:
+            return None
+        try:
+            look = self.query.look()
+        except Exception:  # the query is being stopped at this moment
+            return None
+        # Later batches show by their rows that they are read.
+        return replace(look, doing="other") if look is not None and look.doing == "reading" and self.has_first_batch else look
 
     @property
     def rows_behind(self) -> int | None:

@@ -78,7 +78,7 @@ class SplitTask(Task):
     def _read(self, text: str) -> None:
         plan = self.plan
         assert plan is not None
-        began = time.monotonic()
+        began, self._evaluates = time.monotonic(), True
         with self.stages.running(self.tail):
             frame = self._source.read(self.tail.call.context, self._source.decode_split(text))
         frame = conform(self.tail.call, "read", frame, plan.schema, of="schema")

@@ -24,6 +24,7 @@ from uuid import uuid4
 from dagster_checkpoints.coordination import AlignmentTick
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution.elements import BarrierMark, Mark, WatermarkAt, WatermarkStatus
+from dagster_checkpoints.execution.source_answers import SourceLook
 from dagster_checkpoints.execution.task_events import (
     DropSnapshot,
     Evaluated,
@@ -53,6 +54,8 @@ from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.query import TaskQuery
 from dagster_checkpoints.spark.query.query_gate import QueryGate
+from dagster_checkpoints.spark.query.row_counts import rows_of_batch, rows_of_table
+from dagster_checkpoints.spark.tasks.emitted_rows import EmittedRows
 from dagster_checkpoints.spark.tasks.late_rows import LateRows
 from dagster_checkpoints.spark.tasks.messages import Mail, TaskFirstBatch, TaskQueryStarted, TaskRaised, WakeUp
 from dagster_checkpoints.spark.tasks.operator_chain import OperatorChain
@@ -69,6 +72,9 @@ IDLE_POLL_SECONDS = 0.25
 """Seconds that a task waits for a message if it has had neither a batch nor a message for `ACTIVE_SECONDS`."""
 ACTIVE_SECONDS = 1.0
 """Seconds after a batch or a message in which the task looks often: Spark commits a batch shortly after it was processed."""
+
+
+_EVALUATES = SourceLook("", "reading", "evaluating its DataFrame")
 
 
 class TaskCanceled(BaseException):
@@ -98,7 +104,7 @@ class Task(ABC):
         self.runs = QueryRuns(parts.id, self.query, self.tail.stage.output_mode, self._check_canceled)
         self.watermarks = TaskWatermarks(parts, self.query, self.committed_watermark)
         self.snapshots = TaskSnapshots(parts, self.query, self.operators, self.watermarks)
-        self.rows_before = self._restored_rows()
+        self.rows = EmittedRows(parts.chain.stages, self.output, parts.restored)
         self.error: BaseException | None = None
         self.job_tag = f"task-{uuid4().hex}"
         """The tag of all Spark jobs that the task starts, on its own thread and in its query."""
@@ -109,6 +115,7 @@ class Task(ABC):
         self._next_query_check = 0.0
         self._active_until = 0.0
         self._rows_in_reported_batch: int | None = None
+        self._evaluates = False
 
     # For the job
 
@@ -135,18 +142,13 @@ class Task(ABC):
         return not self._thread.is_alive()
 
     @property
-    def rows_out(self) -> int:
-        """The number of rows emitted since the job began."""
-        return self.rows_before + self.output.rows
+    def rows_before(self) -> int:
+        """The number of rows that the last stage had emitted at the restored checkpoint."""
+        return self.rows.before
 
-    @property
-    def source_rows(self) -> Mapping[str, int]:
-        """By fused source, the number of rows that it has emitted since the job began."""
-        return {}
-
-    def rows_of(self, stage: str) -> int:
-        """The number of rows that a stage has emitted since the job began; 0 for a stage inside the query."""
-        return self.rows_out if stage == self.tail.stage.name else self.source_rows.get(stage, 0)
+    def rows_of(self, stage: str) -> int | None:
+        """The number of rows that a stage has emitted since the job began; None if it is not known."""
+        return self.rows.of(stage)
 
     @property
     def output_watermark(self) -> int | None:
@@ -167,6 +169,15 @@ class Task(ABC):
     def caught_up(self) -> bool | None:
         """Whether the task has processed all input that the last check found; None if that is not known. Any thread."""
         return None
+
+    def look_at_sources(self) -> SourceLook | None:
+        """What the task does with its sources; None if it reads none now. Any thread."""
+        return _EVALUATES if self._evaluates and not self.has_first_batch else None
+
+    @property
+    def has_first_batch(self) -> bool:
+        """Whether the task has processed a batch in this attempt."""
+        return self._rows_in_reported_batch is not None
 
     @property
     def rows_behind(self) -> int | None:
@@ -287,6 +298,8 @@ class Task(ABC):
         self.before_emit(batch_id)
         began = time.monotonic()
         rows = self.output.write(batch, batch_id, self.operators.process_batch(batch, batch_id, self.plan))
+        if inside := list(self.plan.outputs)[:-1]:
+            self.rows.add(rows_of_batch(self.query.execution.lastExecution(), inside))
         self.report_first_batch(rows, time.monotonic() - began)
         self.after_emit(rows)
         self.watermarks.observe(batch_id, self.plan.stateful)
@@ -296,8 +309,9 @@ class Task(ABC):
         """Evaluate a plan without streams, as one batch."""
         self.parts.spark.sparkContext.setLocalProperty("spark.scheduler.pool", str(self.id))
         self.parts.report(TaskQueryStarted(self.id))
-        began = time.monotonic()
+        began, self._evaluates = time.monotonic(), True
         rows = self.output.write(plan.frame, 0, self.operators.process_batch(plan.frame, 0, plan))
+        self.rows.add(rows_of_table(plan.observations))
         self.report_first_batch(rows, time.monotonic() - began)
 
     def report_first_batch(self, rows: int, seconds: float) -> None:
@@ -397,8 +411,7 @@ class Task(ABC):
         if self.machine.running:
             self.watermarks.forward()
         finished = self.machine.operators_finished
-        rows = {**self.source_rows, self.tail.stage.name: self.rows_out}
-        self.snapshots.pin(due, batch_id, self.plan, self.static_tables(), rows_out=rows, finished=finished)
+        self.snapshots.pin(due, batch_id, self.plan, self.static_tables(), rows_out=self.rows.all(), finished=finished)
 
     # The end
 
@@ -421,11 +434,6 @@ class Task(ABC):
         self.start_query({"once": True})
         self.runs.wait_until(lambda: not self.query.active)
         self.runs.check_query()
-
-    def _restored_rows(self) -> int:
-        restored = self.parts.restored
-        tail = restored.stages.get(self.parts.instances[-1].stage.name) if restored else None
-        return tail.rows_out if tail else 0
 
     def _check_canceled(self) -> None:
         if self._canceled.is_set():

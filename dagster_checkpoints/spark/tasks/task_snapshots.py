@@ -45,7 +45,7 @@ class TaskSnapshots:
         plan: QueryPlan | None,
         tables: Mapping[str, tuple[SegmentFiles, ...]],
         *,
-        rows_out: Mapping[str, int],
+        rows_out: Mapping[str, int | None],
         finished: bool,
     ) -> None:
         """Snapshot the stages, pre-commit the sink and pin the query's files; the query is between two batches.
@@ -55,7 +55,7 @@ class TaskSnapshots:
             batch_id: The newest committed batch; -1 if there is none.
             plan: The plan of the task's query.
             tables: The segments of each static input so far.
-            rows_out: The number of rows that stages have emitted since the job began; not of a stage inside the query.
+            rows_out: The number of rows that each stage has emitted since the job began; None if it is not known.
             finished: Whether the stages have finished: then their state is not in the snapshot.
 
         Raises:

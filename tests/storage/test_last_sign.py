@@ -1,0 +1,49 @@
+"""The age of a run's last sign, from its status and its lease."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+
+from dagster_checkpoints.control import PipelineStatus, last_sign
+from dagster_checkpoints.execution.pipeline_state import Lease
+from dagster_checkpoints.storage import Owner, PipelineState
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def ago(seconds: float) -> datetime:
+    return NOW - timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("status", "renewed", "seconds", "ended", "overdue"),
+    [
+        (2.0, 5.0, 2.0, None, False),  # runs
+        (19.0, 9.0, 9.0, None, False),  # one report is late
+        (21.0, 9.0, 9.0, None, True),  # renews its lease, and reports nothing: busy
+        (41.0, 38.0, 38.0, 8.0, True),  # killed 40 s ago
+        (None, 5.0, 5.0, None, False),  # starts
+        (None, 31.0, 31.0, 1.0, True),  # killed while it started
+        (4.0, 31.0, 4.0, 1.0, True),  # reports, but does not renew its lease
+        (-3.0, -3.0, 0.0, None, False),  # the owner's clock is ahead
+    ],
+)
+def test_the_last_sign_of_a_run(status: float | None, renewed: float, seconds: float, ended: float | None, overdue: bool) -> None:
+    owner = Owner(run_id="run-1", host="here", pid=7)
+    lease = Lease(owner=owner, seconds=30.0, acquired_at=ago(100), renewed_at=ago(renewed))
+    state = msgspec.structs.replace(PipelineState(pipeline="p", epoch=1, token="t"), lease=lease)
+    written = None
+    if status is not None:
+        written = PipelineStatus(
+            pipeline="p", run_id="run-1", epoch=1, phase="running", sequence=1, updated_at=ago(status), started_at=ago(90)
+        )
+    sign = last_sign(state, written, NOW)
+    assert sign is not None
+    assert (sign.seconds, sign.lease_ended, sign.overdue) == (seconds, ended, overdue)
+
+
+def test_a_pipeline_that_does_not_run_gives_no_sign() -> None:
+    assert last_sign(PipelineState(pipeline="p", epoch=1, token="t"), None, NOW) is None
