@@ -214,7 +214,7 @@ POSTGRESQL: dict[str, dict[str, Any]] = {
 }
 
 
-IN_BERLIN = "?options=-ctimezone%3DEurope/Berlin"
+IN_BERLIN = "&options=-ctimezone%3DEurope/Berlin"
 
 
 def flat(table: dict[str, dict[str, Any]]) -> list[Any]:
