@@ -103,7 +103,7 @@ def test_files_that_are_older_than_others(
 
     @unbounded_source
     def lines(context):
-        return context.spark.readStream.options(**options).text(str(folder))
+        return context.spark.readStream.options(**chosen).text(str(folder))
 
     def put(text: str, days: float) -> None:
         folder.mkdir(exist_ok=True)
@@ -122,13 +122,16 @@ def test_files_that_are_older_than_others(
         writer = frame.writeStream.foreachBatch(lambda batch, _: found.extend(row.value for row in batch.collect()))
         writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start().awaitTermination()
 
-    found: list[str] = []
+    chosen, found = options, list[str]()
     put("new", 0)
     read_all()
     put("recent", 6), put("a month old", 30), put("from 1970", 1e6)
     read_all()
     read_all()
     assert sorted(found) == sorted(read)
+    chosen, warned = WITHOUT_TIME_LIMIT, False
+    read_all()
+    assert sorted(found) == ["a month old", "from 1970", "new", "recent"], "files that were skipped, each once"
 
 
 class Numbers(DataSourceStreamReader):
