@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 DATA = FlightsData(default_root())
+ANY_AGE = "36500d"
+"""Read files of any age: by default Spark skips a file that is older than another one by more than seven days."""
 
 
 @bounded_source(watermark=("ts", "1 hour"))
 def flights_history(context: StageContext) -> DataFrame:
     """The flights of January to November, one file per day; ends when the last file has been read."""
-    files = context.spark.readStream.schema(FLIGHTS).option("maxFilesPerTrigger", 12)
+    files = context.spark.readStream.schema(FLIGHTS).option("maxFilesPerTrigger", 12).option("maxFileAge", ANY_AGE)
     return files.parquet(str(DATA.history))
 
 
@@ -45,7 +47,7 @@ def flights_live(context: StageContext) -> DataFrame:
     """The flights of December as they arrive, one directory or one partition of a topic per airport."""
     if kind_of_source() == "kafka":
         return live_flights(context.spark, context.instance)
-    files = context.spark.readStream.schema(FLIGHTS).option("maxFilesPerTrigger", 2)
+    files = context.spark.readStream.schema(FLIGHTS).option("maxFilesPerTrigger", 2).option("maxFileAge", ANY_AGE)
     return files.parquet(str(DATA.live / context.instance))
 
 

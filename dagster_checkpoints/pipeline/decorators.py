@@ -198,7 +198,7 @@ def bounded_source(
     Examples:
         >>> @bounded_source(watermark=("ts", "1 hour"))
         ... def flights_history(context):
-        ...     return context.spark.readStream.schema(FLIGHTS).parquet(HISTORY)
+        ...     return context.spark.readStream.schema(FLIGHTS).option("maxFileAge", "36500d").parquet(HISTORY)
     """
     return _source(StageKind.BOUNDED_SOURCE, function, watermark, idle_after, instances, sink, checks, event_time, name, uid)
 

@@ -117,6 +117,12 @@ class SourceRowsLostError(StageFailedError):
     repeats: ClassVar[bool] = True
 
 
+class SourceValueError(StageFailedError):
+    """A row of a source has a value that does not fit its column's type exactly."""
+
+    repeats: ClassVar[bool] = True
+
+
 class QueryStoppedError(StageError):
     """A stage's query was stopped by other code than the runtime: it ended without an error, before the end of its input."""
 

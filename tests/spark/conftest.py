@@ -316,6 +316,7 @@ class Lab:
     def stream(self, name: str, schema: str, files_per_trigger: int = 1) -> DataFrame:
         """A streaming DataFrame over an input folder."""
         reader = self.spark.readStream.schema(schema).option("maxFilesPerTrigger", files_per_trigger)
+        reader = reader.option("maxFileAge", "36500d")
         return reader.parquet(str(self.input(name)))
 
     def table(self, name: str, schema: str) -> DataFrame:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from dagster_checkpoints.pipeline import Pipeline, StageContext, bounded_source,
 from dagster_checkpoints.spark.errors import EndlessSourceError, NamedSourceError, SourceActsOnCommitError, StageFailedError
 from dagster_checkpoints.spark.job.events import JobStarted
 from dagster_checkpoints.spark.query import source_checks
-from dagster_checkpoints.spark.query.source_checks import StreamingSource, acts_on_commit, missing_limit
+from dagster_checkpoints.spark.query.source_checks import StreamingSource, acts_on_commit, missing_limit, skips_old_files
 from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
 
 FLIGHTS = "k string, ts timestamp, v long"
@@ -30,6 +33,10 @@ FLIGHTS = "k string, ts timestamp, v long"
         ("socket", {}, "forgets its lines when Spark commits"),
         ("s3-sqs", {}, "deletes the queue's messages when Spark commits"),
         ("kafka", {}, ""),
+        ("kafka-share", {"subscribe": "a"}, "acknowledges the share group's records when Spark commits"),
+        ("solace", {"queue": "q"}, "acknowledges the queue's messages when Spark commits"),
+        ("nats", {}, "acknowledges the stream's messages when Spark commits"),
+        ("org.apache.spark.sql.nats", {}, "acknowledges the stream's messages when Spark commits"),
         ("delta", {}, ""),
         ("rate", {}, ""),
     ],
@@ -54,6 +61,78 @@ def test_which_sources_act_on_commit(kind: str, options: Mapping[str, str], foun
 )
 def test_which_sources_have_no_limit(kind: str, options: Mapping[str, str], missing: str) -> None:
     assert missing_limit(StreamingSource(kind, kind, options)) == missing
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "skips"),
+    [
+        ("files", {}, True),
+        ("files", {"maxfilespertrigger": "1"}, True),
+        ("files", {"latestfirst": "true"}, True),
+        ("files", {"latestfirst": "TRUE", "maxfilespertrigger": "1"}, False),  # Spark ignores the age
+        ("files", {"latestfirst": "true", "maxbytespertrigger": "1g"}, False),
+        ("files", {"latestfirst": "false", "maxfilespertrigger": "1"}, True),
+        ("files", {"maxfileage": "36500d"}, False),
+        ("files", {"maxfileage": "2d"}, False),  # what the user wants
+        ("cloudfiles", {}, False),
+        ("kafka", {}, False),
+    ],
+)
+def test_which_sources_skip_old_files(kind: str, options: Mapping[str, str], skips: bool) -> None:
+    assert skips_old_files(StreamingSource(kind, kind, options)) is skips
+
+
+WITHOUT_TIME_LIMIT = {"maxFileAge": "36500d"}
+BACKWARDS = {"latestFirst": "true", "maxFilesPerTrigger": "1"}
+
+
+@pytest.mark.parametrize(
+    ("options", "warned", "read"),
+    [
+        ({}, True, {"new", "recent"}),
+        (WITHOUT_TIME_LIMIT, False, {"new", "recent", "a month old", "from 1970"}),
+        ({**WITHOUT_TIME_LIMIT, "maxFilesPerTrigger": "1"}, False, {"new", "recent", "a month old", "from 1970"}),
+        (BACKWARDS, False, {"new", "recent", "a month old", "from 1970"}),
+    ],
+    ids=["default", "without a limit of time", "one file per batch", "newest files first"],
+)
+def test_files_that_are_older_than_others(
+    spark: Any, tmp_path: Path, options: dict[str, str], warned: bool, read: set[str]
+) -> None:
+    """Each file is copied when the source has read a newer one, and keeps its time. Spark's default skips old files."""
+    folder = tmp_path / "in"
+
+    @unbounded_source
+    def lines(context):
+        return context.spark.readStream.options(**chosen).text(str(folder))
+
+    def put(text: str, days: float) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / text).write_text(text)
+        then = max(0.0, time.time() - days * 86400)
+        os.utime(folder / text, (then, then))
+
+    def read_all() -> None:
+        context = StageContext(spark=spark, stage="lines", instance="0", index=0, parallelism=1, state=None, log=None)  # type: ignore[arg-type]
+        frame = lines.transform(context)
+        warnings = [text for text in source_checks.check_source(StageCall(lines, context), frame) if "maxFileAge" in text]
+        assert bool(warnings) is warned
+        assert all(
+            text.startswith("Stage 'lines': FileSource[") and '.option("maxFileAge", "36500d")' in text for text in warnings
+        )
+        writer = frame.writeStream.foreachBatch(lambda batch, _: found.extend(row.value for row in batch.collect()))
+        writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start().awaitTermination()
+
+    chosen, found = options, list[str]()
+    put("new", 0)
+    read_all()
+    put("recent", 6), put("a month old", 30), put("from 1970", 1e6)
+    read_all()
+    read_all()
+    assert sorted(found) == sorted(read)
+    chosen, warned = WITHOUT_TIME_LIMIT, False
+    read_all()
+    assert sorted(found) == ["a month old", "from 1970", "new", "recent"], "files that were skipped, each once"
 
 
 class Numbers(DataSourceStreamReader):

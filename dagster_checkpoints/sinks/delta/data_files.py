@@ -81,8 +81,8 @@ def partition_text(value: Any) -> str | None:
         return "true" if value else "false"
     if isinstance(value, datetime):
         if value.tzinfo is None:
-            return value.strftime("%Y-%m-%d %H:%M:%S.%f")
-        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            return value.isoformat(" ", "microseconds")
+        return value.astimezone(UTC).replace(tzinfo=None).isoformat("T", "microseconds") + "Z"
     return value.isoformat() if isinstance(value, date) else str(value)
 
 
@@ -99,6 +99,7 @@ def described(file: Path, metadata: Any, columns: Sequence[Column], partition: M
     smallest: dict[str, Any] = {}
     largest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
+    with_nan = _with_nan(file, metadata)
     for number in range(metadata.num_columns):
         name = metadata.schema.column(number).path
         if name not in names or metadata.schema.column(number).max_repetition_level:
@@ -107,11 +108,31 @@ def described(file: Path, metadata: Any, columns: Sequence[Column], partition: M
         if any(chunk is None or chunk.null_count is None for chunk in chunks):
             continue
         nulls[name] = sum(chunk.null_count for chunk in chunks)
-        bounds = _bounds(chunks)
+        bounds = None if name in with_nan else _bounds(chunks)
         if bounds is not None:
             smallest[name], largest[name] = bounds
     statistics = {"numRecords": metadata.num_rows, "minValues": smallest, "maxValues": largest, "nullCount": nulls}
     return PreparedFile(file, metadata.num_rows, nulls, _STATISTICS.encode(statistics).decode(), dict(partition))
+
+
+def _with_nan(file: Path, metadata: Any) -> frozenset[str]:
+    """The columns with NaN, which is larger than every number, if the footer does not say so: Arrow's bounds leave it out.
+
+    Source: Spark's writer, parquet-mr, gives NaN as the largest value.
+    """
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    columns = [metadata.schema.column(number) for number in range(metadata.num_columns)]
+    floating = [each.path for each in columns if each.physical_type in ("FLOAT", "DOUBLE") and not each.max_repetition_level]
+    if not floating or (metadata.created_by or "").startswith("parquet-mr"):
+        return frozenset()
+    with pq.ParquetFile(file) as parquet:
+        top = [name for name in floating if name in parquet.schema_arrow.names]
+        found: set[str] = set()
+        for batch in parquet.iter_batches(columns=top):
+            found.update(name for name in top if pc.any(pc.is_nan(batch.column(name))).as_py())
+    return frozenset(found)
 
 
 def _bounds(chunks: Sequence[Any]) -> tuple[Any, Any] | None:
@@ -122,6 +143,8 @@ def _bounds(chunks: Sequence[Any]) -> tuple[Any, Any] | None:
     try:
         low, high = min(chunk.min for chunk in with_values), max(chunk.max for chunk in with_values)
     except (ArithmeticError, ValueError, OSError):  # a date that Python's types cannot hold
+        return None
+    if any(each != each for chunk in with_values for each in (chunk.min, chunk.max)):  # NaN: comparisons with it are always false
         return None
     smallest, largest = _bound(low, up=False), _bound(high, up=True)
     return None if smallest is None or largest is None else (smallest, largest)

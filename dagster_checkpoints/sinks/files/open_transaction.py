@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from dagster_checkpoints.sinks.durable import link_or_copy
 from dagster_checkpoints.sinks.errors import SinkRowsRefused, SinkUnavailable
+from dagster_checkpoints.sinks.exact_values import check_values
 from dagster_checkpoints.sinks.files.names import staged_name
 from dagster_checkpoints.sinks.files.part_files import FileLayout, PartFiles
 from dagster_checkpoints.sinks.files.records import StagedPart
@@ -144,6 +145,8 @@ class EncodedTransaction(OpenTransaction):
                 folder.mkdir()
                 self._writer = PartFiles(folder, self._layout, schema, self._sink)
             for batch in parquet.iter_batches(_ROWS_AT_A_TIME):
+                if self._layout.format in ("csv", "json"):
+                    check_values(batch, {}, (), self._sink)
                 self._writer.write(pa.Table.from_batches([batch]).cast(schema))
                 self._place_completed(self._writer)
 

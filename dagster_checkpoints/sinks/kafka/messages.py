@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_checkpoints.sinks.errors import SinkColumnsMismatch, SinkRowsRefused
+from dagster_checkpoints.sinks.exact_values import check_values
 
 KEY, VALUE, HEADERS = "key", "value", "headers"
 RECORD_OVERHEAD = 61 + 36
@@ -73,8 +74,9 @@ class MessageFormat:
         """The messages of rows: columns ``key`` and ``value`` (bytes), and one for each header.
 
         Raises:
-            SinkRowsRefused: a text is not UTF-8.
+            SinkRowsRefused: a text is not UTF-8, or a time is not of the years 1 to 9999.
         """
+        check_values(batch, {}, [name for name in (self.key,) if name is not None], self.sink)
         columns = {KEY: pa.nulls(batch.num_rows, pa.binary()) if self.key is None else self._bytes(batch, self.key)}
         columns[VALUE] = self._json(batch) if self.value is None else self._bytes(batch, self.value)
         for name in self.headers:

@@ -14,6 +14,7 @@ from sqlalchemy import types as sql
 from sqlalchemy.dialects import postgresql
 
 from dagster_checkpoints.sinks.errors import ReservedSinkColumn, SinkColumnsMismatch
+from dagster_checkpoints.sinks.exact_values import ColumnLimits
 from dagster_checkpoints.sinks.sql.url import IDENTIFIER_BYTES, DatabaseKind
 
 POSITION = "_dagster_position"
@@ -163,6 +164,33 @@ def check_table(
             )
 
 
+def column_limits(
+    found: Sequence[Any], columns: Sequence[SinkColumn], key: Sequence[str], kind: DatabaseKind
+) -> dict[str, ColumnLimits]:
+    """What the columns of a table that fits the stage's rows cannot hold, by name.
+
+    Args:
+        found: the table's columns, as SQLAlchemy's inspector gives them; empty if the sink has created it.
+        columns: the stage's columns.
+        key: names of the columns by which rows are replaced.
+        kind: the kind of the database.
+    """
+    existing = {column["name"]: column for column in found}
+    limits = {}
+    for column in columns:
+        table_column = existing.get(column.name, {"nullable": True, "type": column.type})
+        required = column.name in key or not table_column["nullable"]
+        if kind == "sqlite":  # it enforces no lengths, stores times as text, and takes NaN for NULL
+            limits[column.name] = ColumnLimits(required, nan=False)
+            continue
+        of = table_column["type"]
+        length = None if isinstance(of, sql.Enum) or not isinstance(of, sql.String) else of.length
+        precision = getattr(of, "precision", None) if isinstance(of, sql.DateTime) else None
+        digits = {} if precision is None else {"second_digits": precision}
+        limits[column.name] = ColumnLimits(required, characters=length, zero_characters=False, **digits)
+    return limits
+
+
 def is_computed(table_column: Any) -> bool:
     """Whether the database computes the column's values itself, and accepts no others."""
     return bool(table_column.get("computed") or (table_column.get("identity") or {}).get("always"))
@@ -194,7 +222,8 @@ def _holds(found: Any, arrow: pa.DataType, kind: DatabaseKind) -> bool:
 
 def _holds_integer(found: Any, digits: int, kind: DatabaseKind) -> bool:
     if isinstance(found, sql.Numeric) and not isinstance(found, sql.Float):
-        return kind == "postgresql" and (found.precision is None or found.precision - (found.scale or 0) >= digits)
+        scale = found.scale or 0
+        return kind == "postgresql" and (found.precision is None or (scale >= 0 and found.precision - scale >= digits))
     if not isinstance(found, sql.Integer):
         return False
     if kind == "sqlite" or isinstance(found, sql.BigInteger):
@@ -207,8 +236,8 @@ def _holds_decimal(found: Any, arrow: pa.DataType, kind: DatabaseKind) -> bool:
         return True
     if not isinstance(found, sql.Numeric) or isinstance(found, sql.Float):
         return False
-    if kind == "sqlite":
-        return bool(arrow.precision <= _SQLITE_EXACT_DIGITS)
+    if kind == "sqlite" and arrow.precision > _SQLITE_EXACT_DIGITS:
+        return False
     if found.precision is None:
         return True
     scale = found.scale or 0

@@ -15,8 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dagster_checkpoints.sinks.errors import SinkRowsRefused
-
 _ROWS_AT_A_TIME = 16384
 _ESCAPES = (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
 
@@ -28,39 +26,16 @@ def read_batches(files: Sequence[str]) -> Iterator[pa.RecordBatch]:
             yield from parquet.iter_batches(_ROWS_AT_A_TIME)
 
 
-def check_values(batch: pa.RecordBatch, required: Sequence[str], sink: str) -> None:
-    """Refuse NULL in columns that must have a value.
-
-    Args:
-        batch: rows.
-        required: names of the columns: those of the key, and those that the table declares NOT NULL.
-        sink: the sink as errors name it.
-
-    Raises:
-        SinkRowsRefused: a row has no value in such a column.
-    """
-    for name in required:
-        if batch.column(name).null_count:
-            raise SinkRowsRefused(
-                f"{sink}: expected a value in column {name!r} of every row (it belongs to the key, or the table declares it NOT "
-                f"NULL), found NULL in {batch.column(name).null_count} rows. Filter these rows, or give them a value"
-            )
-
-
-def copy_text(batch: pa.RecordBatch, first: int, sink: str) -> bytes:
+def copy_text(batch: pa.RecordBatch, first: int) -> bytes:
     """Rows as text for COPY; the first field is the row's number.
 
     Args:
-        batch: rows.
+        batch: rows whose values PostgreSQL can hold.
         first: number of the first row.
-        sink: the sink as errors name it.
-
-    Raises:
-        SinkRowsRefused: a text contains the character U+0000, which PostgreSQL cannot hold.
     """
     numbers = pa.array(range(first, first + batch.num_rows), pa.int64())
     fields = [pc.cast(numbers, pa.large_string())]
-    fields += [_copy_field(column, name, sink) for name, column in zip(batch.schema.names, batch.columns, strict=True)]
+    fields += [_copy_field(column) for column in batch.columns]
     rows = pc.binary_join_element_wise(
         *fields, pa.scalar("\t", pa.large_string()), null_handling="replace", null_replacement="\\N"
     )
@@ -73,7 +48,7 @@ def _text(value: str) -> pa.Scalar:
     return pa.scalar(value, pa.large_string())
 
 
-def _copy_field(column: pa.Array, name: str, sink: str) -> pa.Array:
+def _copy_field(column: pa.Array) -> pa.Array:
     kinds = pa.types
     if kinds.is_binary(column.type) or kinds.is_large_binary(column.type):
         texts = [None if value is None else "\\\\x" + value.hex() for value in column.to_pylist()]
@@ -84,20 +59,17 @@ def _copy_field(column: pa.Array, name: str, sink: str) -> pa.Array:
     if not (kinds.is_string(column.type) or kinds.is_large_string(column.type)):
         return pc.cast(_plain(column), pa.large_string())
     text = pc.cast(column, pa.large_string())
-    if not pc.any(pc.match_substring_regex(text, r"[\x00\\\n\r\t]")).as_py():
+    if not pc.any(pc.match_substring_regex(text, r"[\\\n\r\t]")).as_py():
         return text
-    if pc.any(pc.match_substring(text, "\x00")).as_py():
-        raise SinkRowsRefused(
-            f"{sink}: expected text without the character U+0000, which PostgreSQL cannot hold, found it in column {name!r}. "
-            f"Remove it in the stage: F.translate({name!r}, '\\x00', '')"
-        )
     for character, escaped in _ESCAPES:
         text = pc.replace_substring(text, character, escaped)
     return text
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """Timestamps as microseconds, in UTC, without a zone."""
+    """Timestamps as microseconds, in UTC, without a zone; 32-bit numbers with all digits, since the column may have 64."""
+    if pa.types.is_float32(column.type):
+        return pc.cast(column, pa.float64())
     if not pa.types.is_timestamp(column.type):
         return column
     if column.type.tz is None:
@@ -105,28 +77,19 @@ def _plain(column: pa.Array) -> pa.Array:
     return pc.cast(pc.cast(column, pa.timestamp("us", "UTC")), pa.timestamp("us"))
 
 
-def sqlite_rows(batch: pa.RecordBatch, first: int, sink: str) -> list[tuple[Any, ...]]:
+def sqlite_rows(batch: pa.RecordBatch, first: int) -> list[tuple[Any, ...]]:
     """Rows as values of Python's sqlite3; the first value is the row's number.
 
     Args:
-        batch: rows.
+        batch: rows whose values SQLite can hold.
         first: number of the first row.
-        sink: the sink as errors name it.
-
-    Raises:
-        SinkRowsRefused: a number is NaN, which SQLite cannot hold; or a text is not UTF-8.
     """
-    columns = [_sqlite_values(column, name, sink) for name, column in zip(batch.schema.names, batch.columns, strict=True)]
+    columns = [_sqlite_values(column) for column in batch.columns]
     return list(zip(range(first, first + batch.num_rows), *columns, strict=True))
 
 
-def _sqlite_values(column: pa.Array, name: str, sink: str) -> list[Any]:
+def _sqlite_values(column: pa.Array) -> list[Any]:
     kinds = pa.types
-    if kinds.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
-        raise SinkRowsRefused(
-            f"{sink}: expected numbers, found NaN in column {name!r}: SQLite would store NULL. Replace it in the stage: "
-            f"F.nanvl({name!r}, F.lit(None))"
-        )
     if kinds.is_decimal(column.type):
         return [None if value is None else format(value, "f") for value in _decimals(column)]
     if kinds.is_timestamp(column.type) or kinds.is_date(column.type):
@@ -134,10 +97,7 @@ def _sqlite_values(column: pa.Array, name: str, sink: str) -> list[Any]:
         return values
     if kinds.is_boolean(column.type):
         column = pc.cast(column, pa.int8())
-    try:
-        values = column.to_pylist()
-    except UnicodeDecodeError:
-        raise SinkRowsRefused(f"{sink}: expected text in UTF-8, found other bytes in column {name!r}") from None
+    values = column.to_pylist()
     return values
 
 

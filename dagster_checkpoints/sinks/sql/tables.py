@@ -5,7 +5,7 @@ Must not know which transaction is current, nor in which order a start performs 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ from sqlalchemy import Connection
 
 from dagster_checkpoints.sinks.base import AtNewStart, SinkContext
 from dagster_checkpoints.sinks.errors import SinkTransactionConflict, SinkTransactionLost, UnreadableSinkTransaction
+from dagster_checkpoints.sinks.exact_values import ColumnLimits, check_values
 from dagster_checkpoints.sinks.parquet.transactions import parquet_rows
 from dagster_checkpoints.sinks.sql.columns import SinkColumn, stage_columns
 from dagster_checkpoints.sinks.sql.database import SqlDatabase
 from dagster_checkpoints.sinks.sql.ledger import SqlLedger
 from dagster_checkpoints.sinks.sql.ledger_tables import COMMITS, STAGED, TRANSACTIONS, SqlTransaction
 from dagster_checkpoints.sinks.sql.new_start import SqlNewStart
-from dagster_checkpoints.sinks.sql.rows import check_values, read_batches
+from dagster_checkpoints.sinks.sql.rows import read_batches
 from dagster_checkpoints.sinks.sql.taken_back import SqlTakenBack, mark
 from dagster_checkpoints.sinks.sql.target import SqlTarget
 from dagster_checkpoints.sinks.sql.url import SqlAddress
@@ -65,7 +66,7 @@ class SqlTables:
         self._target = SqlTarget(table, schema, address.kind, key, checkpoint_column, sink)
         self._job = ""
         self._columns: tuple[SinkColumn, ...] = ()
-        self._required: tuple[str, ...] = ()
+        self._limits: Mapping[str, ColumnLimits] = {}
 
     def is_missing_file(self) -> bool:
         """Whether the database is a file that does not exist yet: to open it would create it."""
@@ -158,11 +159,11 @@ class SqlTables:
         kind = self.database.address.kind
         columns = stage_columns(schema, batch, kind, self._checkpoint_column, self._key, self._sink)
 
-        def work(connection: Connection) -> tuple[str, ...]:
+        def work(connection: Connection) -> dict[str, ColumnLimits]:
             self._ledger.serialize(connection)
             return self._target.prepare(connection, columns)
 
-        self._required = self.database.write(work)
+        self._limits = self.database.write(work)
         self._columns = columns
 
     @staticmethod
@@ -204,7 +205,7 @@ class SqlTables:
 
     def _insert(self, connection: Connection, staging: str, files: Sequence[Path], first: int) -> None:
         for batch in read_batches([str(file) for file in files]):
-            check_values(batch, self._required, self._sink)
+            check_values(batch, self._limits, self._key, self._sink)
             self._target.stage(connection, staging, batch, first)
             first += batch.num_rows
 

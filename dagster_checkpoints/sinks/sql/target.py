@@ -33,7 +33,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateTable, DropTable
 
 from dagster_checkpoints.sinks.errors import SinkColumnsMismatch, SinkTargetChanged, SinkTransactionLost
-from dagster_checkpoints.sinks.sql.columns import POSITION, SinkColumn, check_table, is_computed
+from dagster_checkpoints.sinks.exact_values import ColumnLimits
+from dagster_checkpoints.sinks.sql.columns import POSITION, SinkColumn, check_table, column_limits, is_computed
 from dagster_checkpoints.sinks.sql.rows import copy_text, sqlite_rows
 from dagster_checkpoints.sinks.sql.url import IDENTIFIER_BYTES, DatabaseKind
 
@@ -70,7 +71,7 @@ class SqlTarget:
     def has_rows(self, connection: Connection) -> bool:
         return connection.execute(select(literal(1)).select_from(self._table()).limit(1)).first() is not None
 
-    def prepare(self, connection: Connection, columns: Sequence[SinkColumn]) -> tuple[str, ...]:
+    def prepare(self, connection: Connection, columns: Sequence[SinkColumn]) -> dict[str, ColumnLimits]:
         """Create the table, or check that the existing one holds the rows.
 
         Args:
@@ -78,7 +79,7 @@ class SqlTarget:
             columns: the stage's columns.
 
         Returns:
-            The names of the columns that need a value in every row.
+            What the table's columns cannot hold, by name.
 
         Raises:
             SinkColumnsMismatch: the table does not fit the stage's rows, or is a view.
@@ -86,7 +87,7 @@ class SqlTarget:
         inspector = inspect(connection)
         if not inspector.has_table(self._name, schema=self._schema):
             self._create(connection, columns)
-            return self._key
+            return column_limits((), columns, self._key, self._kind)
         if self._name not in inspector.get_table_names(schema=self._schema):
             raise SinkColumnsMismatch(f"{self._sink}: expected a table, found a view. Give the sink the table behind it")
         found = inspector.get_columns(self._name, schema=self._schema)
@@ -97,8 +98,7 @@ class SqlTarget:
                 f"{self._sink}: expected a primary key or a unique index of the columns {names}, by which rows are replaced, "
                 f"found none: CREATE UNIQUE INDEX ON the table ({names})"
             )
-        written = {each.name for each in columns}
-        return tuple({*self._key, *(each["name"] for each in found if not each["nullable"] and each["name"] in written)})
+        return column_limits(found, columns, self._key, self._kind)
 
     def _create(self, connection: Connection, columns: Sequence[SinkColumn]) -> None:
         table = self._table()
@@ -161,9 +161,9 @@ class SqlTarget:
         if self._kind == "sqlite":
             marks = ", ".join("?" * (batch.num_columns + 1))
             statement = f"INSERT INTO {name} ({columns}) VALUES ({marks})"
-            connection.exec_driver_sql(statement, sqlite_rows(batch, first, self._sink))
+            connection.exec_driver_sql(statement, sqlite_rows(batch, first))
             return
-        data = copy_text(batch, first, self._sink)
+        data = copy_text(batch, first)
         with _driver_cursor(connection) as cursor, cursor.copy(f"COPY {name} ({columns}) FROM STDIN".replace("%%", "%")) as copy:
             copy.write(data)
 

@@ -7,10 +7,10 @@ Source: https://docs.sqlalchemy.org/en/20/core/connections.html#streaming-with-a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import datetime as dt
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +20,8 @@ from dagster_checkpoints.sinks.sql.database import DatabaseFailure, failure_of
 from dagster_checkpoints.sinks.sql.url import SqlAddress
 from dagster_checkpoints.sources.errors import InvalidSource, SourceUnavailable
 from dagster_checkpoints.sources.sql.columns import TableColumn, table_column
+from dagster_checkpoints.sources.sql.connections import engine_of
+from dagster_checkpoints.sources.sql.exact_values import ValueDoesNotFit, exact_array, exact_value, shown
 from dagster_checkpoints.sources.sql.splits import SplitRange
 
 _ROWS_OF_A_BATCH = 10_000
@@ -88,18 +90,20 @@ class SqlTable:
             InvalidSource: the table cannot be divided by its values.
             SourceUnavailable: the database does not answer.
         """
-        of = sa.column(column.name, column.sql)
-        query = sa.select(sa.func.min(of), sa.func.max(of)).select_from(self._clause([column]))
+        of: Any = sa.column(column.name)
+        ends = [self._sent(function(of), column) for function in (sa.func.min, sa.func.max)]
         assert column.unit is not None
-        try:
-            with self.connected() as connection:
-                lower, upper = connection.execute(query).one()
-            return tuple(None if value is None else column.unit.to_number(value) for value in (lower, upper))  # type: ignore[return-value]
-        except (ValueError, TypeError, OverflowError) as error:  # text in a number's column (SQLite); NaN, infinity
-            raise InvalidSource(
-                f"{self.shown}: expected values of {column.name!r} that are {column.unit.value}s, found: {error}. Split by "
-                "another column"
-            ) from None
+        with self.connected() as connection:
+            found = connection.execute(sa.select(*ends).select_from(self._clause([column]))).one()
+        numbers: list[int | None] = []
+        for value in found:
+            try:
+                exact = exact_value(self._received(column)(value), column.arrow)
+            except ValueDoesNotFit as error:
+                raise self._misfit(column, error, "as its smallest or largest value") from None
+            numbers.append(None if exact is None else column.unit.to_number(exact))
+        lower, upper = numbers
+        return lower, upper
 
     def rows(self, columns: Sequence[TableColumn], by: TableColumn, split: SplitRange) -> Iterator[pa.RecordBatch]:
         """The rows of a split, as the database has them when it is asked.
@@ -114,24 +118,43 @@ class SqlTable:
             SourceUnavailable: the database does not answer.
         """
         clause = self._clause({column.name: column for column in (*columns, by)}.values())
-        selected = [sa.cast(clause.c[column.name], sa.Text) if column.as_text else clause.c[column.name] for column in columns]
-        query = sa.select(*selected).where(*_conditions(clause.c[by.name], by, split))
+        selected = [self._sent(sa.column(column.name), column) for column in (*columns, by)]
+        query = sa.select(*selected).select_from(clause).where(*_conditions(clause.c[by.name], by, split))
         with self.connected() as connection:
             result = connection.execution_options(stream_results=True, yield_per=_ROWS_OF_A_BATCH).execute(query)
             for rows in result.partitions():
-                yield self._batch(columns, rows)
+                yield self._batch(columns, by, rows)
 
-    def _batch(self, columns: Sequence[TableColumn], rows: Sequence[Any]) -> pa.RecordBatch:
+    def _batch(self, columns: Sequence[TableColumn], by: TableColumn, rows: Sequence[Any]) -> pa.RecordBatch:
+        *values, keys = zip(*rows, strict=True)
         arrays = []
-        for column, values in zip(columns, zip(*rows, strict=True), strict=True):
+        for column, found in zip(columns, values, strict=True):
             try:
-                arrays.append(pa.array(values, column.arrow))
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-                raise InvalidSource(
-                    f"{self.shown}: expected values of {column.name!r} that fit {column.type.simpleString()}, found: {error}. "
-                    "Read a view that casts the column"
-                ) from None
+                arrays.append(exact_array([*map(self._received(column), found)], column.arrow))
+            except ValueDoesNotFit as error:
+                raise self._misfit(column, error, f"in a row with {by.name} = {shown(keys[error.row])}") from None
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([(column.name, column.arrow) for column in columns]))
+
+    def _misfit(self, column: TableColumn, error: ValueDoesNotFit, where: str) -> InvalidSource:
+        return InvalidSource(
+            f"{self.shown}: expected values of {column.name!r} that fit {column.type.simpleString()} exactly, found {error}, "
+            f"{where}. Correct the row, or read a view that converts or leaves out such values"
+        )
+
+    def _sent(self, value: Any, column: TableColumn) -> Any:
+        """What the database is asked for: the value as it is stored. SQLAlchemy's types would round it."""
+        if self.address.kind == "sqlite":
+            return value
+        if column.as_text:
+            return sa.cast(value, sa.Text)
+        # Without the session's zone: in it, a time of the years 1 to 9999 may be outside of them.
+        return sa.func.timezone("UTC", value) if pa.types.is_timestamp(column.arrow) and column.arrow.tz else value
+
+    def _received(self, column: TableColumn) -> Callable[[Any], Any]:
+        """What a value that the database has sent stands for."""
+        if self.address.kind == "sqlite":
+            return _json if column.as_text else _same
+        return _in_utc if pa.types.is_timestamp(column.arrow) and column.arrow.tz else _same
 
     def _clause(self, columns: Any) -> Any:
         return sa.table(self.name, *[sa.column(column.name, column.sql) for column in columns], schema=self.schema)
@@ -139,12 +162,17 @@ class SqlTable:
     @contextmanager
     def connected(self) -> Iterator[sa.Connection]:
         """A connection, with the driver's errors as errors of the source."""
-        engine: Any = _engine(self.address, self.shown)
+        engine: Any = engine_of(self.address, self.shown)
         try:
             with engine.connect() as connection:
                 yield connection
         except (sa.exc.DBAPIError, sa.exc.TimeoutError, engine.dialect.dbapi.Error) as error:
             raise self._translated(error) from None  # the driver's error may show credentials
+        except UnicodeDecodeError as error:  # a server whose encoding is SQL_ASCII
+            raise InvalidSource(
+                f"{self.shown}: expected text in UTF-8, found {shown(error.object)}. Correct the row, or read a view that "
+                "converts it"
+            ) from None
         finally:
             engine.dispose()
 
@@ -170,13 +198,14 @@ def _conditions(column: Any, by: TableColumn, split: SplitRange) -> Iterator[Any
         yield before if split.begin is not None else sa.or_(before, column.is_(None))
 
 
-def _engine(address: SqlAddress, shown: str) -> sa.Engine:
-    if address.kind == "sqlite":
-        if not Path(str(address.url.database)).is_file():  # SQLite would create it
-            raise InvalidSource(f"{shown}: expected the database's file, found none")
-        return sa.create_engine(address.url, hide_parameters=True, poolclass=sa.NullPool, connect_args={"timeout": 60.0})
-    given = address.url.query
-    defaults = {"connect_timeout": "10", "application_name": "dagster-checkpoints"}
-    arguments: dict[str, Any] = {name: value for name, value in defaults.items() if name not in given}
-    arguments |= {"client_encoding": "utf8", "prepare_threshold": None}  # servers behind a pool know no prepared statements
-    return sa.create_engine(address.url, hide_parameters=True, poolclass=sa.NullPool, connect_args=arguments)
+def _same(value: Any) -> Any:
+    return value
+
+
+def _json(value: Any) -> Any:
+    """SQLite stores a JSON text that is a number as a number."""
+    return repr(value) if isinstance(value, int | float) else value
+
+
+def _in_utc(value: Any) -> Any:
+    return value.replace(tzinfo=dt.UTC) if isinstance(value, dt.datetime) else value

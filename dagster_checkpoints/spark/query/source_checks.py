@@ -34,8 +34,12 @@ _ACTS_ON_COMMIT: Mapping[str, str] = {
     "s3-sqs": "it deletes the queue's messages",
     "sqs": "it deletes the queue's messages",
     "abs-aqs": "it deletes the queue's messages",
+    "kafka-share": "it acknowledges the share group's records",
     "jms": "it acknowledges the queue's messages",
+    "nats": "it acknowledges the stream's messages",
+    "org.apache.spark.sql.nats": "it acknowledges the stream's messages",
     "mqtt": "it acknowledges the queue's messages",
+    "solace": "it acknowledges the queue's messages",
     "org.apache.bahir.sql.streaming.mqtt.mqttstreamsourceprovider": "it acknowledges the queue's messages",
     "rabbitmq": "it acknowledges the queue's messages",
 }
@@ -62,6 +66,12 @@ _LIMITS: Mapping[str, tuple[str, ...]] = {
     "iceberg": ("streaming-max-files-per-micro-batch", "streaming-max-rows-per-micro-batch"),
 }
 
+_SKIPS_OLD_FILES = (
+    "no maxFileAge: Spark skips, without an error, each file whose modification time is more than 7 days before that of the "
+    "newest file that it has found earlier (a copy that keeps its times, a backfill that is copied later). Set "
+    '.option("maxFileAge", "36500d"), which includes every file'
+)
+
 
 @dataclass(frozen=True)
 class StreamingSource:
@@ -81,10 +91,10 @@ class StreamingSource:
 
 
 def check_source(call: StageCall, frame: DataFrame) -> list[str]:
-    """Refuse a source that acts when Spark commits a batch; warn of sources that read all rows at once.
+    """Refuse a source that acts when Spark commits a batch; warn of sources that read all rows at once, or skip some.
 
     Returns:
-        Warnings of sources without a limit per micro-batch, and of sources that may not keep their rows.
+        Warnings of sources without a limit per micro-batch, of sources that may not keep their rows, and of those that skip rows.
 
     Raises:
         SourceActsOnCommitError: A source deletes, moves or acknowledges its input before the checkpoint is complete.
@@ -135,6 +145,8 @@ def check_source(call: StageCall, frame: DataFrame) -> list[str]:
                 f"Stage {call.stage.name!r}: {source.title} in {call.stage.location} has failOnDataLoss=false: rows that Kafka "
                 "has deleted before they were read are skipped, without an error. Remove the option after the gap."
             )
+        if skips_old_files(source):
+            warnings.append(f"Stage {call.stage.name!r}: {source.title} in {call.stage.location} has {_SKIPS_OLD_FILES}.")
         missing = missing_limit(source)
         if missing:
             warnings.append(
@@ -173,6 +185,15 @@ def acts_on_commit(source: StreamingSource) -> str:
             "keeps them (files, Kafka, a table), and read that store."
         )
     return ""
+
+
+def skips_old_files(source: StreamingSource) -> bool:
+    """Whether the source skips files that are much older than others, and its options do not say from which age.
+
+    Source: Spark's `FileStreamSource`: with `latestFirst` and a limit per micro-batch it ignores `maxFileAge`, and skips no file.
+    """
+    reads_backwards = source.options.get("latestfirst", "").lower() == "true" and not missing_limit(source)
+    return source.kind == _FILES and "maxfileage" not in source.options and not reads_backwards
 
 
 def missing_limit(source: StreamingSource) -> str:

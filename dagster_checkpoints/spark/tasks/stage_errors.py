@@ -13,6 +13,7 @@ from pyspark.errors import AnalysisException, ParseException
 from dagster_checkpoints.spark.errors import (
     QueryStoppedError,
     SourceRowsLostError,
+    SourceValueError,
     StageError,
     StageFailedError,
     StagePlanFailedError,
@@ -20,7 +21,7 @@ from dagster_checkpoints.spark.errors import (
 from dagster_checkpoints.spark.query.error_location import own_line, stage_of
 from dagster_checkpoints.spark.query.query import QueryStopped
 from dagster_checkpoints.spark.query.query_guard import refusing_queries
-from dagster_checkpoints.spark.query.spark_advice import advice_on_failed_query, lost_rows
+from dagster_checkpoints.spark.query.spark_advice import advice_on_failed_query, lost_rows, refused_value
 from dagster_checkpoints.spark.tasks.task_parts import StageInstance
 
 _MAY_APPEAR = frozenset({"PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"})
@@ -59,7 +60,7 @@ class StageErrors:
         if isinstance(error, QueryStopped):
             return self._stopped()
         stages = [instance.stage for instance in self._instances]
-        stage = stages[0] if lost_rows(error) else stage_of(error, stages)
+        stage = stages[0] if lost_rows(error) or refused_value(error) else stage_of(error, stages)
         failed = self._failed(next((i for i in self._instances if i.stage is stage), self._instances[-1]), error)
         failed.__cause__ = error
         return failed
@@ -81,7 +82,7 @@ class StageErrors:
 
     def _failed(self, instance: StageInstance, error: BaseException) -> StageFailedError:
         stage = instance.stage
-        kind = SourceRowsLostError if lost_rows(error) else StagePlanFailedError if _is_wrong_plan(error) else StageFailedError
+        kind = _kind(error)
         advice = advice_on_failed_query(error)
         advice = f"{advice}\n" if advice else ""
         return kind(
@@ -89,6 +90,14 @@ class StageErrors:
             instance.call.context.instance,
             f"failed{self._within()}: {advice}{type(error).__name__}: {error}\n  at {own_line(error, stage.location.file)}",
         )
+
+
+def _kind(error: BaseException) -> type[StageFailedError]:
+    if lost_rows(error):
+        return SourceRowsLostError
+    if refused_value(error):
+        return SourceValueError
+    return StagePlanFailedError if _is_wrong_plan(error) else StageFailedError
 
 
 def _is_wrong_plan(error: BaseException) -> bool:

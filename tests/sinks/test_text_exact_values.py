@@ -1,0 +1,69 @@
+"""Values in text formats, messages and a lake table's log: exact, or refused by column and value."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dagster_checkpoints.sinks import FileSink, SinkContext, SinkRowsRefused
+from dagster_checkpoints.sinks.delta.data_files import file_columns, partition_text, prepare
+from dagster_checkpoints.sinks.kafka.messages import MessageFormat
+
+YEAR_10000, YEAR_0 = 253_402_300_800_000_000, -62_135_596_800_000_001
+NOT_TEXT = pa.array([b"ok", b"ok\xff"], pa.binary()).view(pa.string())
+REFUSED: dict[str, tuple[pa.Array, str]] = {
+    "text": (NOT_TEXT, r"expected text in UTF-8, found b'ok\\xff' in column 'v'"),
+    "time": (pa.array([0, YEAR_10000]).cast(pa.timestamp("us", "UTC")), r"years 1 to 9999, found 10000-01-01 .* in column 'v'"),
+    "local time": (pa.array([0, YEAR_0]).cast(pa.timestamp("us")), r"years 1 to 9999, found 0000-12-31 .* in column 'v'"),
+    "date": (pa.array([0, 2_932_897], pa.int32()).cast(pa.date32()), r"years 1 to 9999, found 10000-01-01 in column 'v'"),
+}
+
+
+@pytest.mark.parametrize("format", ["csv", "json"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_files_of_text(tmp_path: Path, format: Any, name: str) -> None:
+    column, found = REFUSED[name]
+    sink = FileSink(tmp_path / "rows", format=format)
+    sink.open(SinkContext("flights", "delays", "0", 0, 1, 1, "a1", "h1", 1))
+    pq.write_table(pa.table({"v": column}), tmp_path / "file.parquet")
+    with pytest.raises(SinkRowsRefused, match=found):
+        sink.write(SimpleNamespace(), [str(tmp_path / "file.parquet")], 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("settings", [{}, {"value": "v"}, {"key": "v"}, {"headers": ("v",)}], ids=str)
+@pytest.mark.parametrize("name", REFUSED)
+def test_messages(name: str, settings: dict[str, Any]) -> None:
+    column, found = REFUSED[name]
+    format = MessageFormat(**{"key": None, "value": None, "headers": (), "sink": "KafkaSink", **settings})
+    with pytest.raises(SinkRowsRefused, match=found):
+        format.encoded(pa.record_batch({"v": column, "n": pa.array([1, 2])}))
+
+
+def test_partitions_of_a_delta_table() -> None:
+    """Delta's serialization of partition values, in its protocol: years have four digits."""
+    early = datetime(1, 2, 3, 4, 5, 6, 7)
+    assert partition_text(early) == "0001-02-03 04:05:06.000007"
+    assert partition_text(early.replace(tzinfo=UTC)) == "0001-02-03T04:05:06.000007Z"
+
+
+def test_bounds_of_a_delta_table_do_not_hide_nan(tmp_path: Path) -> None:
+    """NaN is larger than each number: a reader that looks for x > 5 must open the file."""
+    nan = math.nan
+    rows = pa.table(
+        {"day": ["a"] * 4, "x": [1.0, 2.0, 3.0, nan], "y": pa.array([1.0, nan, 2.0, 3.0], pa.float32()), "z": [1.0] * 4}
+    )
+    file = tmp_path / "file.parquet"
+    pq.write_table(rows, file, row_group_size=2)
+    for partition_by in ([], ["day"]):
+        (part,) = prepare(file, file_columns(file), partition_by, tmp_path, ())
+        statistics = json.loads(part.statistics)
+        assert {"x", "y"}.isdisjoint(statistics["minValues"]) and {"x", "y"}.isdisjoint(statistics["maxValues"])
+        assert (statistics["minValues"]["z"], statistics["maxValues"]["z"], statistics["nullCount"]["x"]) == (1.0, 1.0, 0)
