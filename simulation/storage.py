@@ -109,7 +109,7 @@ class Store:
     @property
     def without_record(self) -> bool:
         """Whether there are checkpoints, and no job is recorded."""
-        return (self.state is None or self.state.job.status == "NONE") and bool(self.unlisted().checkpoints)
+        return (self.state is None or self.state.records_nothing) and bool(self.unlisted().checkpoints)
 
     def read_state(self) -> StoredState | None:
         return None if self.state is None else StoredState(self.state, self.state.token)

@@ -107,7 +107,7 @@ def acquire(
                 current = yield from _watch(current, owner, place, values, poll)
         previous = PipelineState(pipeline=place.pipeline, epoch=0, token="") if current is None else current.state
         unlisted = UnlistedFiles()
-        if previous.job.status == "NONE":
+        if previous.records_nothing:
             unlisted = yield ListUnlisted()
             if not start_named:
                 check_start(unlisted, place, exists=current is not None)

@@ -230,7 +230,7 @@ def choose_start(
             if not options.allow_older_checkpoint:
                 break
             continue
-        if previous.job.status == "NONE":
+        if previous.records_nothing:
             return _start_without_record(found, options.claim_mode, url, unlisted, sweep)
         return _start_from(found, previous, retained, readable, options.claim_mode, sweep)
     if not failures:

@@ -122,7 +122,7 @@ class CheckpointStorage:
         Args:
             state: the content of ``state.json``; storage is listed only if it records no job.
         """
-        if state is not None and state.job.status != "NONE":
+        if state is not None and not state.records_nothing:
             return ""
         found = unlisted_files(self.store, self.layout)
         place = StatePlace(self.pipeline, self.store.url, f"{self.store.url}/{self.layout.state}")

@@ -86,6 +86,22 @@ def test_list_is_in_the_order_of_time_and_names_the_job(world: Any) -> None:
     assert [line.removeprefix("*").split()[:2] for line in lines[3:6]] == [["3", "2"], ["2", "2"], ["57", "1"]]
 
 
+def test_a_lost_state_is_named_with_what_is_left_and_the_ways_on(world: Any) -> None:
+    world.run()
+    checkpoint = world.checkpoint(42)
+    savepoint = world.savepoint(43)
+    world.end("FAILED", ended_by="", keep_checkpoints=True)
+    world.store.delete(["flights/state.json"])
+    expected = f"newest first: {savepoint}, {checkpoint}."
+    for command in (("show",), ("show", "latest"), ("verify", "latest"), ("watch",)):
+        message = world.json(*command, code=6)["message"]
+        assert expected in message and f"restore_from: '{savepoint}'" in message and "'none'" in message
+    [pipeline] = world.json("list")["pipelines"]
+    assert expected in pipeline["problem"] and [entry["location"] for entry in pipeline["entries"]] == [savepoint]
+    assert "which says where pipeline 'flights' continues" in " ".join(world.cli("list").output.split())
+    assert world.json("show", checkpoint)["location"] == checkpoint
+
+
 def test_latest_is_the_savepoint_of_a_drain(world: Any) -> None:
     world.run()
     world.checkpoint(42)
