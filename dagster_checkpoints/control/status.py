@@ -63,6 +63,9 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         fused: whether it is a source in the query of the stage that reads it, beside other sources.
         splits: of a split source, its progress in splits.
+        uid: its uid, under which checkpoints name it; "" if an earlier release wrote the status.
+        inputs: by upstream stage, how it is read: "pointwise", "all to all", or "table" for a static input. None if an earlier
+            release wrote the status.
     """
 
     name: str
@@ -72,6 +75,8 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     instances: tuple[InstanceStatus, ...] = ()
     fused: bool = False
     splits: SplitsStatus | None = None
+    uid: str = ""
+    inputs: dict[str, str] | None = None
 
 
 class PendingStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -86,7 +86,7 @@ from dagster_checkpoints.state.spark_versions import (
     is_supported_spark,
     rewrites_state,
 )
-from dagster_checkpoints.state.stage_names import with_uids
+from dagster_checkpoints.state.stage_names import with_names_of, with_uids
 from dagster_checkpoints.state.stages_between import replaced_inputs, with_stages_now
 from dagster_checkpoints.state.views import EdgeView, PipelineView, StageView
 
@@ -184,6 +184,7 @@ __all__ = [
     "rewrites_state",
     "task_files",
     "validate_restore",
+    "with_names_of",
     "with_stages_now",
     "with_uids",
 ]

@@ -378,6 +378,26 @@ def test_graph_of_the_running_pipeline_moves_its_roots(local: Any, code: str) ->
     assert local.json("graph", "42")["seen"] == "checkpoint 42"
 
 
+def test_graph_of_a_checkpoint_has_the_names_of_the_code_and_of_the_last_run(local: Any, code: str, tmp_path: Path) -> None:
+    local.run()
+    local.checkpoint(42)
+    renamed = tmp_path / "renamed.py"
+    renamed.write_text(
+        CODE.replace('/nowhere"))\ndef delays(', '/nowhere"), uid="delays")\ndef lateness(').replace(", delays]", ", lateness]")
+    )
+    for where in ((), ("42",)):
+        drawn = local.json("graph", *where, "-f", str(renamed))
+        assert [s["name"] for s in drawn["stages"]] == ["history", "live", "airlines", "departures", "lateness"]
+        assert {s["state"] for s in drawn["stages"] if s["name"] == "lateness"} == {"running"}
+        assert ["departures", "lateness"] in drawn["chains"] and len(drawn["edges"]) == 4
+    stages = tuple(
+        msgspec.structs.replace(s, name="lateness", uid="delays") if s.name == "delays" else s for s in local.status().stages
+    )
+    local.status(stages=stages, sequence=2)
+    local.end("FAILED", keep_checkpoints=True, ended_by="")
+    assert "lateness" in {s["name"] for s in local.json("graph")["stages"]}
+
+
 def test_graph_as_mermaid_and_svg(local: Any, code: str, tmp_path: Path) -> None:
     local.run()
     local.checkpoint(42)
