@@ -170,16 +170,31 @@ class Process(Writer):
         if is_job_over(previous) and previous.newest is not None:
             self.dirty = True  # recording its end failed: its files are swept once the state no longer names the newest
         options = start_options(self.store, self.owner, self.requested_start, copies=self.number)
-        steps: Steps[StartPoint] = choose_start(previous, self.owner.retained, options, "the store")
+        unlisted = self.owner.unlisted
+        steps: Steps[StartPoint] = choose_start(previous, self.owner.retained, options, "the store", unlisted=unlisted)
         self._start = start = drive(steps, self.perform)
         self.count("restores" if start.restored is not None else "new starts")
+        if unlisted.checkpoints:
+            self._check_without_record(start)
         self.job_id = previous.job.job_id + (not start.resume)
         self.lineage = start.restored.metadata.lineage if start.restored is not None else ()
-        if not start.resume:
+        took_it = start.restored is not None and start.restored.metadata.pointer.job_id == self.job_id
+        if not (start.resume and took_it):  # a job that has no checkpoint of its own resumes from that of a lost state
             restored_id = start.pointer.checkpoint_id if start.pointer is not None else None
             parents = tuple((job, restored_id if upto is None else upto) for job, upto in self.lineage)
             self.lineage = (*parents, (self.job_id, None))
         return beginning_chosen(start)
+
+    def _check_without_record(self, start: StartPoint) -> None:
+        """After a loss of the state nothing takes rows back: no checkpoint after the restored one has committed any."""
+        check(self.requested_start.restore_from != "latest", "a run has ignored the checkpoints of a lost state")
+        self.count("starts after the state was lost")
+        if start.restored is None or start.restored.location.startswith("elsewhere/"):
+            return
+        pointer = start.restored.metadata.pointer
+        for sink in self.world.sinks.values():
+            later = [t for t in sink.visible if t[1] == pointer.job_id and t[0] > pointer.checkpoint_id]
+            check(not later, "{} is restored without a record, and rows of {} are in the sinks", pointer.location, later)
 
     def _read(self) -> Steps[None]:
         """Read an object from storage, which may be unavailable; a new owner may have deleted the object."""

@@ -14,6 +14,7 @@ from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.execution import acquisition, shared_files, start_point, storage_steps
 from dagster_checkpoints.execution import checkpoint_deletion as deletion
 from dagster_checkpoints.execution import checkpoint_writing as writing
+from dagster_checkpoints.execution import unlisted_checkpoints as unlisted
 from dagster_checkpoints.execution.ownership import OwnershipSteps
 from dagster_checkpoints.execution.storage_errors import AlreadyExists, OutcomeUnknown, Precondition, StorageUnavailable
 from dagster_checkpoints.storage.errors import MissingStateFile
@@ -124,6 +125,7 @@ _PERFORM: dict[type[object], Callable[[Any, Any], Any]] = {
     storage_steps.ReplaceState: lambda p, request: write(Precondition, p.store.put_state, request.expected, request.state),
     acquisition.CheckOwnerGone: lambda p, request: p.is_owner_gone(request.owner.run_id),
     acquisition.AnnounceWatch: lambda p, request: None,
+    unlisted.ListUnlisted: lambda p, request: p.store.unlisted(),
     acquisition.Sleep: lambda p, request: p.sleep(request.seconds),
     writing.ReserveId: lambda p, request: p.owned(p.owner.reserve(request.checkpoint_id)),
     writing.RenewLease: lambda p, request: p.owned(p.owner.renew()),

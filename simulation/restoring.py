@@ -109,7 +109,9 @@ def _savepoints(store: Store) -> list[str]:
 
 
 def _retained(store: Store, owner: OwnershipSteps) -> list[str]:
-    """The retained checkpoints that a user may restore, newest first."""
+    """The retained checkpoints that a user may restore, newest first; after a loss of the state, all that there are."""
+    if owner.unlisted.checkpoints:
+        return [each.location for each in owner.unlisted.newest_first]
     # A deleted one may still be listed if a process crashed in between.
     retained = [p for p in owner.retained if store.metadata(p.location) is not None]
     newest, job_id = owner.previous.newest, owner.previous.job.job_id

@@ -107,6 +107,7 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
         budgets["lose"] = 0  # all instances of a stage with union list state must finish with the same checkpoint
         if not config.checkpoints_after_tasks_finish:
             budgets["checkpoint"] = 0  # declined, and too many declines fail a job that could not start again
+    budgets["state"] = int(seed % 6 == 5 and config.checkpoints_after_tasks_finish)
     tasks = sum(stage.instances for stage in stages)
     weights = tuple(base * r.choice((0.3, 1.0, 1.0, 3.0)) for base in (10.0, 4.0, 4.0, 2.0, 2.0, 3.0 / (tasks + 1), 3.0))
     shape = shape_of(stages, chaining=seed // SHAPES % 4 != 3)

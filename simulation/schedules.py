@@ -219,7 +219,7 @@ class RandomSchedule:
                 self._next_label = ("open", number, harm[0], True)
             return ("wake", number)
         reports, opening = process.sent_reports, any(task.opening for task in process.running)
-        left = [what for what, budget in world.budgets.items() if budget and what not in ("write", "upload", "restart")]
+        left = [what for what, budget in world.budgets.items() if budget and what not in ("write", "upload", "restart", "state")]
         if self._scenario.apart and not _is_partly_ended(process) and self._chance() < 0.9:
             return None
         if process.shut_down and reports and "repeat" in left:
@@ -256,11 +256,14 @@ class RandomSchedule:
         if world.active and world.calm:
             return None
         last = world.processes[-1] if world.processes else None
+        if world.may_happen("state") and world.store.may_lose_state and self._chance() < 0.5:
+            return ("lose state",)
         job_ended = last is not None and last.ended and last.status == "FINISHED" and last.ended_by != "suspend"
         if last is None or not world.spend("restart"):
             if job_ended:
                 return None
-            return ("start", "latest", 0, False, False, world.variant_of_newest()) if last is None or world.calm else ("calm",)
+            start = "retained" if world.store.without_record else "latest"
+            return ("start", start, 0, False, False, world.variant_of_newest()) if last is None or world.calm else ("calm",)
         latest, earlier = (6, 6) if self._scenario.going_back else (12, 4)
         # After the job's end "latest" is a new start. A user seldom names a checkpoint that does not exist.
         retained = earlier if world.store.listed() and not job_ended else 1

@@ -10,6 +10,7 @@ from typing import Any
 
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, PipelineState
 from dagster_checkpoints.execution.storage_steps import StateVersion, StoredState
+from dagster_checkpoints.execution.unlisted_checkpoints import UnlistedCheckpoint, UnlistedFiles
 from dagster_checkpoints.pipeline import TaskId
 from simulation.violations import Violation, check
 
@@ -92,6 +93,23 @@ class Store:
         return left + [path for path in self.below("savepoints/") if self.metadata(path) is None]
 
     # `state.json`
+
+    def unlisted(self) -> UnlistedFiles:
+        """What there is of a pipeline for which the state records no job."""
+        found = [(at, self.metadata(at)) for folder in ("checkpoints/", "savepoints/") for at in self.below(folder)]
+        checkpoints = tuple(UnlistedCheckpoint(m.pointer.epoch, m.pointer.checkpoint_id, at) for at, m in found if m is not None)
+        return UnlistedFiles(checkpoints, max((self.objects[path] for path in self.below("shared/")), default=0))
+
+    @property
+    def may_lose_state(self) -> bool:
+        """Whether a loss can be repaired: the newest checkpoint that storage holds was completed, and can be restored."""
+        newest, found = self.state.newest if self.state is not None else None, self.unlisted().newest_first
+        return newest is not None and bool(found) and found[0].location == newest.location
+
+    @property
+    def without_record(self) -> bool:
+        """Whether there are checkpoints, and no job is recorded."""
+        return (self.state is None or self.state.records_nothing) and bool(self.unlisted().checkpoints)
 
     def read_state(self) -> StoredState | None:
         return None if self.state is None else StoredState(self.state, self.state.token)

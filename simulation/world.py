@@ -71,6 +71,8 @@ class World:
 
     def variant_of_newest(self) -> int:
         """The variant of the pipeline that the newest checkpoint was taken with: a restore always fits it."""
+        if self.store.without_record:
+            return self.store.check_complete(self.store.unlisted().newest_first[0].location).variant
         newest = self.store.state.newest if self.store.state is not None else None
         return 0 if newest is None else self.store.check_complete(newest.location).variant
 
@@ -166,6 +168,14 @@ class World:
             other.dirty = True
         return True
 
+    def _lose_state(self) -> bool:
+        """A user deletes `state.json` while no process runs."""
+        if self.active or not self.store.may_lose_state or not self.spend("state"):
+            return False
+        self.store.state = None
+        self.counts["lost states"] += 1
+        return True
+
     def _calm_down(self) -> bool:
         self.calm = True
         return True
@@ -248,6 +258,7 @@ _OF_WORLD: dict[str, Callable[..., bool]] = {
     "crash": World._crash,
     "wake": World._wake,
     "calm": World._calm_down,
+    "lose state": World._lose_state,
 }
 _OF_TASKS: dict[str, Callable[..., bool]] = {
     "read": lambda task, times: task.emit_records(times),

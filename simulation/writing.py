@@ -167,7 +167,8 @@ class Writer(Machine):
         """Become the owner. The lease of another owner is read again once, at its end."""
         values = DriverValues(lambda: self.world.now, lambda: LONG_AGO, self.store.tokens.__next__)
         owner = Owner(run_id=str(self.number), host="", pid=0)
-        return self.run(acquisition.acquire(StatePlace("simulated", "", ""), owner, LEASE, values, poll=LEASE))
+        named = self.requested_start.restore_from != "latest"
+        return self.run(acquisition.acquire(StatePlace("simulated", "", ""), owner, LEASE, values, poll=LEASE, start_named=named))
 
     def restorable(self, location: str) -> RestorableCheckpoint:
         """A checkpoint or savepoint from which the pipeline can start; its shared files are kept from now on.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal
 
 from dagster_checkpoints.control import PipelineStatus
 from dagster_checkpoints.pipeline import EdgePattern, Pipeline, StageKind, build_chains, fused_sources, links
-from dagster_checkpoints.state import CheckpointMetadata
+from dagster_checkpoints.state import CheckpointMetadata, fitted, with_names_of
 
 StageState = Literal["", "running", "partly finished", "at end of data", "finished"]
 _CHANNEL = re.compile(r"(?P<source>.+)\[\d+\]->(?P<target>.+)\[\d+\]")
@@ -97,14 +98,43 @@ def graph_of_code(pipeline: Pipeline) -> PipelineGraph:
     return PipelineGraph(pipeline.name, "as the code says", stages, edges, chains)
 
 
-def graph_of_checkpoint(metadata: CheckpointMetadata) -> PipelineGraph:
-    """The graph that a checkpoint recorded. The inputs of a finished chain are not recorded, so the edges to it are missing."""
+def graph_of_checkpoint(
+    metadata: CheckpointMetadata, pipeline: Pipeline | None = None, names: Mapping[str, str] = MappingProxyType({})
+) -> PipelineGraph:
+    """The graph that a checkpoint recorded.
+
+    Args:
+        metadata: the metadata as stored, which names stages by their uids.
+        pipeline: the code, whose stages may have other names; the chains are those that a restore would make.
+        names: without the code, the names of stages by their uids, as far as they are known.
+    """
+    uids = names if pipeline is None else {stage.uid: stage.name for stage in pipeline.stages}
+    metadata = with_names_of(metadata, names) if pipeline is None else fitted(pipeline, metadata)
     states: dict[str, StageState] = {}
     for stage in metadata.stages:
         states[stage.name] = "finished" if stage.fully_finished else "partly finished" if stage.finished else "running"
     for chain in metadata.chains:
         if chain.tasks and all(task.end_of_data != "none" for task in chain.tasks.values()):
             states.update({name: "at end of data" for name in chain.stages if states.get(name) == "running"})
+    edges = _recorded_edges(metadata, uids)
+    graph = PipelineGraph(
+        metadata.pipeline,
+        f"{metadata.kind} {metadata.checkpoint_id}",
+        tuple(GraphStage(stage.name, stage.parallelism, state=states[stage.name]) for stage in metadata.stages),
+        tuple(edge for edge in edges if edge.source in states and edge.target in states),
+        tuple(chain.stages for chain in metadata.chains),
+    )
+    return _with_roots(graph)
+
+
+def _recorded_edges(metadata: CheckpointMetadata, names: Mapping[str, str]) -> list[GraphEdge]:
+    """The inputs of the stages. Early releases did not record them: then those that tasks show, but none to finished tasks."""
+    if all(stage.inputs is not None for stage in metadata.stages):
+        return [
+            GraphEdge(how.stage, stage.name, how.pattern.replace("_", " "), how.mode == "static")
+            for stage in metadata.stages
+            for how in stage.inputs or ()
+        ]
     edges: dict[tuple[str, str], GraphEdge] = {}
     sources = {stage.name for stage in metadata.stages if stage.inputs == ()}
     for chain in metadata.chains:
@@ -113,22 +143,23 @@ def graph_of_checkpoint(metadata: CheckpointMetadata) -> PipelineGraph:
         for task in chain.tasks.values():
             for channel in task.channels:
                 match = _CHANNEL.fullmatch(channel.channel)
-                if match:
-                    edges.setdefault((match["source"], match["target"]), GraphEdge(match["source"], match["target"]))
+                if match:  # a channel keeps the name that is made of uids
+                    source, target = (names.get(match[side], match[side]) for side in ("source", "target"))
+                    edges.setdefault((source, target), GraphEdge(source, target))
             for table in task.static:
                 edges[table.input, chain.stages[0]] = GraphEdge(table.input, chain.stages[0], table=True)
-    graph = PipelineGraph(
-        metadata.pipeline,
-        f"{metadata.kind} {metadata.checkpoint_id}",
-        tuple(GraphStage(stage.name, stage.parallelism, state=states[stage.name]) for stage in metadata.stages),
-        tuple(edges.values()),
-        tuple(chain.stages for chain in metadata.chains),
-    )
-    return _with_roots(graph)
+    return list(edges.values())
 
 
-def graph_of_status(status: PipelineStatus) -> PipelineGraph:
-    """The graph of a running pipeline: its chains; the edges between chains are not in its status."""
+def graph_of_status(status: PipelineStatus, pipeline: Pipeline | None = None) -> PipelineGraph:
+    """The graph of a running pipeline; a status of an earlier release has no edges between chains.
+
+    Args:
+        status: the status of the run.
+        pipeline: the code, whose stages may have other names than those that run.
+    """
+    called = _called(status, pipeline)
+    roots = {root.partition("[")[0] for root in status.roots}
     stages = []
     for stage in status.stages:
         ended = [instance.state == "FINISHED" for instance in stage.instances]
@@ -139,13 +170,30 @@ def graph_of_status(status: PipelineStatus) -> PipelineGraph:
             state = "partly finished"
         elif stage.instances and all(instance.end_of_data for instance in stage.instances):
             state = "at end of data"
-        roots = {root.partition("[")[0] for root in status.roots}
-        stages.append(GraphStage(stage.name, max(len(stage.instances), 1), state=state, root=stage.name in roots))
-    fused = {stage.name for stage in status.stages if stage.fused}
-    inside = ((chain, fused_sources(chain, fused.__contains__)) for chain in status.chains)
-    edges = (GraphEdge(a, b, "pointwise") for chain, first in inside for a, b in links(chain, first))
-    chains = status.chains or tuple((stage.name,) for stage in stages)
-    return PipelineGraph(status.pipeline, status.phase, tuple(stages), tuple(edges), chains)
+        stages.append(GraphStage(called[stage.name], max(len(stage.instances), 1), state=state, root=stage.name in roots))
+    edges = [
+        GraphEdge(called.get(source, source), called[stage.name], "" if how == "table" else how, how == "table")
+        for stage in status.stages
+        for source, how in (stage.inputs or {}).items()
+    ]
+    chains = tuple(tuple(called.get(name, name) for name in chain) for chain in status.chains)
+    fused = {called[stage.name] for stage in status.stages if stage.fused}
+    inside = ((chain, fused_sources(chain, fused.__contains__)) for chain in chains)
+    edges = edges or [GraphEdge(a, b, "pointwise") for chain, first in inside for a, b in links(chain, first)]
+    return PipelineGraph(
+        status.pipeline, status.phase, tuple(stages), tuple(edges), chains or tuple((stage.name,) for stage in stages)
+    )
+
+
+def _called(status: PipelineStatus, pipeline: Pipeline | None) -> dict[str, str]:
+    """By the name of each stage that runs, its name in the drawing: that of the stage with its uid in the code."""
+    names = {stage.uid: stage.name for stage in pipeline.stages} if pipeline is not None else {}
+    taken = set(names.values())
+    called = {}
+    for stage in status.stages:
+        other = f"uid {stage.uid}" if stage.uid and stage.name in taken else stage.name
+        called[stage.name] = names.get(stage.uid, other)
+    return called
 
 
 def combine(structure: PipelineGraph, seen: PipelineGraph) -> PipelineGraph:
@@ -153,14 +201,16 @@ def combine(structure: PipelineGraph, seen: PipelineGraph) -> PipelineGraph:
 
     Args:
         structure: the graph whose stages and edges are taken.
-        seen: the graph whose states and chains are taken. Stages that only this graph has are added: a checkpoint of an older
-            version of the code has them.
+        seen: the graph whose states and chains are taken. Stages that only this graph has are added, with their edges: a
+            checkpoint of an older version of the code has them.
     """
     states = {stage.name: stage for stage in seen.stages}
     stages = [_with_state(stage, states.get(stage.name)) for stage in structure.stages]
     structure_names = {stage.name for stage in stages}
     stages += [stage for stage in seen.stages if stage.name not in structure_names]
-    edges = {(edge.source, edge.target): edge for edge in (*seen.edges, *structure.edges)}
+    # What stages of the structure read, it alone says: they may have read other stages when the checkpoint was taken.
+    old = (edge for edge in seen.edges if not {edge.source, edge.target} <= structure_names)
+    edges = {(edge.source, edge.target): edge for edge in (*old, *structure.edges)}
     names = {stage.name for stage in stages}
     chained = {name for chain in seen.chains for name in chain}
     chains = [*seen.chains, *(tuple(name for name in chain if name not in chained) for chain in structure.chains)]

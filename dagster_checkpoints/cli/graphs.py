@@ -14,7 +14,8 @@ from dagster_checkpoints.cli.locate import LOCATION_HELP, from_pointer, located
 from dagster_checkpoints.cli.output import write, write_json
 from dagster_checkpoints.cli.status_view import current
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
-from dagster_checkpoints.control import read_status
+from dagster_checkpoints.control import PipelineStatus, read_status
+from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.storage_root import NoStorageError
 from dagster_checkpoints.state import StateError
 from dagster_checkpoints.storage import CheckpointStorage, StorageError, StorageUnavailable
@@ -52,7 +53,7 @@ def graph(
     if pipeline is None and only_code:
         raise UsageProblem("--code needs the code: name it with -m or -f")
     code = graph_of_code(pipeline) if pipeline is not None else None
-    stored = None if only_code else _stored_graph(options, location, code)
+    stored = None if only_code else _stored_graph(options, location, pipeline)
     if code is not None:
         drawn = combine(code, stored) if stored is not None else code
     elif stored is not None:
@@ -62,32 +63,38 @@ def graph(
     _write(options, drawn, form or _form(output), output)
 
 
-def _stored_graph(options: StorageOptions, location: str | None, code: PipelineGraph | None) -> PipelineGraph | None:
+def _stored_graph(options: StorageOptions, location: str | None, pipeline: Pipeline | None) -> PipelineGraph | None:
     """The graph in storage; None if storage has none and the code is drawn alone."""
     if location is not None:
         with located(options, location) as checkpoint:
-            return graph_of_checkpoint(checkpoint.read())
+            return graph_of_checkpoint(checkpoint.read(), pipeline, _names(read_status(checkpoint.storage)))
     try:
         with options.open() as storage:
-            return _graph_of_storage(options, storage)
+            return _graph_of_storage(options, storage, pipeline)
     except (NothingThere, NoStorageError):
-        if code is None:
+        if pipeline is None:
             raise
         return None
 
 
-def _graph_of_storage(options: StorageOptions, storage: CheckpointStorage) -> PipelineGraph | None:
-    state = options.state(storage)
-    status = current(state, read_status(storage))
-    recorded = _recorded(from_pointer(storage, state.newest)) if state.newest is not None else None
-    if status is None or not status.stages:
-        return recorded
-    return combine(recorded, graph_of_status(status)) if recorded is not None else graph_of_status(status)
+def _graph_of_storage(options: StorageOptions, storage: CheckpointStorage, pipeline: Pipeline | None) -> PipelineGraph | None:
+    state, latest = options.state(storage), read_status(storage)
+    status = current(state, latest)
+    running = graph_of_status(status, pipeline) if status is not None and status.stages else None
+    if running is not None and status is not None and all(stage.inputs is not None for stage in status.stages):
+        return running  # the newest checkpoint may be of an older version of the code
+    recorded = _recorded(from_pointer(storage, state.newest), pipeline, latest) if state.newest is not None else None
+    return combine(recorded, running) if recorded is not None and running is not None else running or recorded
 
 
-def _recorded(checkpoint: StoredCheckpoint) -> PipelineGraph | None:
+def _names(status: PipelineStatus | None) -> dict[str, str]:
+    """By uid, the names that the stages had in the pipeline's latest run."""
+    return {stage.uid: stage.name for stage in status.stages if stage.uid} if status is not None else {}
+
+
+def _recorded(checkpoint: StoredCheckpoint, pipeline: Pipeline | None, status: PipelineStatus | None) -> PipelineGraph | None:
     try:
-        return graph_of_checkpoint(checkpoint.read())
+        return graph_of_checkpoint(checkpoint.read(), pipeline, _names(status))
     except StorageUnavailable:
         raise
     except (StateError, StorageError):  # the running pipeline may just have deleted it

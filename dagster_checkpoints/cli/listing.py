@@ -79,8 +79,9 @@ def list_command(options: StorageOptions, detailed: bool) -> None:
             if state is None and options.pipeline is not None and not storage.list_savepoints():
                 options.state(storage)
             entries = _entries(storage, state, detailed)
-            documents.append(_as_json(storage, state, entries))
-            parts += _as_text(storage, state, entries, detailed)
+            problem = storage.describe_unlisted(state)
+            documents.append(_as_json(storage, state, entries, problem))
+            parts += _as_text(storage, state, entries, detailed, problem)
     if options.as_json:
         write_json({"storage": store.url, "pipelines": documents})
     elif not names:
@@ -145,12 +146,13 @@ def _details(metadata: CheckpointMetadata) -> dict[str, Any]:
     }
 
 
-def _as_json(storage: CheckpointStorage, state: PipelineState | None, entries: list[Entry]) -> dict[str, Any]:
+def _as_json(storage: CheckpointStorage, state: PipelineState | None, entries: list[Entry], problem: str) -> dict[str, Any]:
     return {
         "pipeline": storage.pipeline,
         "url": storage.url,
         "owner": state.lease.owner if state and state.lease else None,
         "job": state.job if state else None,
+        "problem": problem or None,
         "entries": [
             {
                 "id": entry.checkpoint_id,
@@ -168,11 +170,11 @@ def _as_json(storage: CheckpointStorage, state: PipelineState | None, entries: l
 
 
 def _as_text(
-    storage: CheckpointStorage, state: PipelineState | None, entries: list[Entry], detailed: bool
+    storage: CheckpointStorage, state: PipelineState | None, entries: list[Entry], detailed: bool, problem: str
 ) -> list[RenderableType]:
     from rich.text import Text
 
-    summary = describe_owner(state) if state and state.lease else describe_end(state)
+    summary = describe_owner(state) if state and state.lease else problem or describe_end(state)
     title = Text.assemble((storage.pipeline, "bold"), f"  {storage.url}\n", (summary[:1].upper() + summary[1:], "dim"))
     if not entries:
         return [title, Text("No checkpoints, no savepoints.\n")]

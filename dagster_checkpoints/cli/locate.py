@@ -63,6 +63,8 @@ def _newest(storage: CheckpointStorage) -> StoredCheckpoint:
         return from_pointer(storage, state.newest)
     if state is not None and state.job.savepoint:
         return StoredCheckpoint(storage, "savepoint", storage.open_savepoint(state.job.savepoint).location)
+    if problem := storage.describe_unlisted(state):
+        raise NothingThere(problem)
     reason = "the pipeline never ran in this storage" if state is None else "its latest job has none"
     savepoints = [savepoint.location for savepoint in storage.list_savepoints()]
     choice = f". Its savepoints, newest first: {', '.join(savepoints)}; name one of them" if savepoints else ""

@@ -78,8 +78,10 @@ class StorageOptions:
             yield storage
 
     def state(self, storage: CheckpointStorage) -> PipelineState:
-        """The content of `state.json`. Raises NothingThere if the pipeline never ran in this storage."""
+        """The content of `state.json`. Raises NothingThere if the pipeline never ran in this storage, or its state was lost."""
         state = storage.read_state()
+        if (state is None or state.lease is None) and (problem := storage.describe_unlisted(state)):
+            raise NothingThere(problem)
         if state is None:
             names = ", ".join(pipelines(storage.store)) or "none"
             raise NothingThere(
@@ -102,9 +104,16 @@ def pipelines(store: ObjectStore) -> list[str]:
     names = []
     for name in store.folders():
         with suppress(InvalidKey):  # a directory that is not a pipeline's
-            if store.head(Layout(name).state) is not None:
+            layout = Layout(name)
+            if store.head(layout.state) is not None or _has_checkpoints(store, layout):
                 names.append(name)
     return sorted(names)
+
+
+def _has_checkpoints(store: ObjectStore, layout: Layout) -> bool:
+    """Whether a pipeline whose `state.json` was lost has checkpoints or savepoints."""
+    checkpoints = (layout.parse_checkpoint(f"checkpoints/{folder}") for folder in store.folders(layout.checkpoints))
+    return any(checkpoints) or any(store.folders(layout.savepoints))
 
 
 def asked_by() -> str:

@@ -80,6 +80,9 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
         rows: number of rows that it emitted since the job began; None if it is not known.
         fused: whether it is a source in the query of the stage that reads it, beside other sources.
         splits: of a split source, its progress in splits.
+        uid: its uid, under which checkpoints name it; "" if an earlier release wrote the status.
+        inputs: by upstream stage, how it is read: "pointwise", "all to all", or "table" for a static input. None if an earlier
+            release wrote the status.
     """
 
     name: str
@@ -89,6 +92,8 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     instances: tuple[InstanceStatus, ...] = ()
     fused: bool = False
     splits: SplitsStatus | None = None
+    uid: str = ""
+    inputs: dict[str, str] | None = None
 
 
 class PendingStatus(msgspec.Struct, frozen=True, kw_only=True):

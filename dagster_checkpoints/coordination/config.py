@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dagster_checkpoints.coordination.errors import InvalidCheckpointConfig
+from dagster_checkpoints.pipeline.number_values import is_count, is_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +65,31 @@ class CheckpointConfig:
         Raises:
             InvalidCheckpointConfig: a setting is outside its range, or does not go with another.
         """
-        self._check("interval", self.interval is None or self.interval > 0, "a positive number or None")
-        self._check("timeout", self.timeout > 0, "a positive number")
-        self._check("min_pause", self.min_pause >= 0, "0 or more")
-        self._check("max_concurrent", self.max_concurrent >= 1, "1 or more")
-        self._check("tolerable_failed_checkpoints", self.tolerable_failed_checkpoints >= 0, "0 or more")
-        self._check("retained", self.retained >= 1, "1 or more")
+        self._check("interval", self.interval is None or is_number(self.interval, above=0), "a positive number or None")
+        self._check("timeout", is_number(self.timeout, above=0), "a positive number")
+        self._check("min_pause", is_number(self.min_pause), "0 or more")
+        self._check("max_concurrent", is_count(self.max_concurrent, least=1), "1 or more")
+        self._check("tolerable_failed_checkpoints", is_count(self.tolerable_failed_checkpoints), "0 or more")
+        self._check("retained", is_count(self.retained, least=1), "1 or more")
+        for name in ("unaligned", "checkpoints_after_tasks_finish", "keep_on_finish"):
+            self._check(name, isinstance(getattr(self, name), bool), "True or False")
         self._check("mode", self.mode in ("exactly_once", "at_least_once"), "exactly_once or at_least_once")
         self._check("unaligned", not self.unaligned or self.mode == "exactly_once", "False with mode='at_least_once'")
         self._check("max_concurrent", not self.unaligned or self.max_concurrent == 1, "1 with unaligned=True")
         timeout = self.aligned_checkpoint_timeout
-        known = timeout is None or (timeout >= 0 and self.unaligned)
+        known = timeout is None or (is_number(timeout) and self.unaligned)
         self._check("aligned_checkpoint_timeout", known, "None, or 0 or more together with unaligned=True")
-        self._check("initial_delay", self.initial_delay is None or self.initial_delay >= 0, "0 or more, or None")
-        self._check("max_queued", self.max_queued >= 1, "1 or more")
-        self._check("history", self.history >= 0, "0 or more")
+        self._check("initial_delay", self.initial_delay is None or is_number(self.initial_delay), "0 or more, or None")
+        periodic = self.interval is not None
+        self._check("initial_delay", periodic or self.initial_delay is None, "None with interval=None: nothing waits for it")
+        self._check("min_pause", periodic or not self.min_pause, "0 with interval=None: nothing waits for it")
+        self._check("max_queued", is_count(self.max_queued, least=1), "1 or more")
+        self._check("history", is_count(self.history), "0 or more")
         backlog = self.interval_during_backlog
-        longer = backlog is None or (self.interval is not None and (backlog == 0 or backlog >= self.interval))
+        longer = backlog is None or (self.interval is not None and is_number(backlog) and not 0 < backlog < self.interval)
         self._check("interval_during_backlog", longer, "0, or at least `interval`, which must be set, or None")
 
-        measured = self.backlog_rows is None or (self.backlog_rows >= 1 and backlog is not None)
+        measured = self.backlog_rows is None or (is_count(self.backlog_rows, least=1) and backlog is not None)
         self._check("backlog_rows", measured, "1 or more together with interval_during_backlog, or None")
 
     def _check(self, name: str, valid: bool, expected: str) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from dagster_checkpoints.coordination.errors import InvalidCheckpointConfig
+from dagster_checkpoints.pipeline.number_values import is_count, is_number
 
 FailoverStrategy = Literal["region", "full"]
 """What restarts after a task's failure: its region (`pipeline.connected_regions`), or all tasks of the job."""
@@ -67,7 +68,8 @@ class FixedDelayRestart:
     _restarts: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _not_negative(attempts=self.attempts, delay=self.delay)
+        _check(self, "attempts", is_count(self.attempts), "a whole number of at least 0")
+        _check(self, "delay", is_number(self.delay), "seconds, 0 or more")
 
     def on_failure(self, now: float) -> RestartAfter | GiveUp:
         if self._restarts >= self.attempts:
@@ -101,13 +103,11 @@ class ExponentialDelayRestart:
     _running_since: float | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _not_negative(initial=self.initial, maximum=self.maximum, reset_after=self.reset_after)
-        if self.attempts is not None:
-            _not_negative(attempts=self.attempts)
-        if self.multiplier < 1:
-            raise InvalidCheckpointConfig(
-                f"multiplier of the exponential delay is {self.multiplier}; expected a number of at least 1."
-            )
+        _check(self, "initial", is_number(self.initial, above=0), "seconds, more than 0: a delay of 0 does not grow")
+        _check(self, "multiplier", is_number(self.multiplier, least=1), "a number of at least 1")
+        _check(self, "maximum", is_number(self.maximum, least=self.initial), f"seconds, at least initial={self.initial}")
+        _check(self, "reset_after", is_number(self.reset_after, above=0), "seconds, more than 0: else no failure follows another")
+        _check(self, "attempts", self.attempts is None or is_count(self.attempts), "a whole number of at least 0, or None")
 
     def on_failure(self, now: float) -> RestartAfter | GiveUp:
         if self._running_since is not None and now - self._running_since >= self.reset_after:
@@ -139,7 +139,12 @@ class FailureRateRestart:
     _failures: deque[float] = field(default_factory=deque, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _not_negative(max_failures=self.max_failures, interval=self.interval, delay=self.delay)
+        _check(self, "max_failures", is_count(self.max_failures), "a whole number of at least 0")
+        _check(self, "interval", is_number(self.interval, above=0), "seconds, more than 0: else no failure is counted")
+        _check(self, "delay", is_number(self.delay), "seconds, 0 or more")
+        reached = self.max_failures * self.delay < self.interval
+        needed = f"more than max_failures * delay = {self.max_failures * self.delay} seconds: else the limit is never reached"
+        _check(self, "interval", reached, needed)
 
     def on_failure(self, now: float) -> RestartAfter | GiveUp:
         self._failures.append(now)
@@ -156,7 +161,6 @@ class FailureRateRestart:
         return replace(self)
 
 
-def _not_negative(**settings: float) -> None:
-    for name, value in settings.items():
-        if value < 0:
-            raise InvalidCheckpointConfig(f"{name} of the restart strategy is {value}; expected 0 or more.")
+def _check(strategy: object, name: str, valid: bool, expected: str) -> None:
+    if not valid:
+        raise InvalidCheckpointConfig(f"{type(strategy).__name__}({name}={getattr(strategy, name)!r}): expected {expected}.")

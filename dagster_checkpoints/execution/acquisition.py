@@ -31,6 +31,7 @@ from dagster_checkpoints.execution.storage_steps import (
     Steps,
     StoredState,
 )
+from dagster_checkpoints.execution.unlisted_checkpoints import ListUnlisted, UnlistedFiles, check_start
 
 _TAKE_ATTEMPTS = 5
 _PROCESS_POLL_SECONDS = 1.0
@@ -69,7 +70,13 @@ def shares_kernel(owner: Owner, observer: Owner) -> bool:
 
 
 def acquire(
-    place: StatePlace, owner: Owner, lease_seconds: float, values: DriverValues, poll: float | None = None
+    place: StatePlace,
+    owner: Owner,
+    lease_seconds: float,
+    values: DriverValues,
+    poll: float | None = None,
+    *,
+    start_named: bool = False,
 ) -> Steps[OwnershipSteps]:
     """Become the pipeline's owner under a new epoch.
 
@@ -79,9 +86,12 @@ def acquire(
         lease_seconds: seconds without a renewal after which another run may take over.
         values: the driver's times and tokens.
         poll: seconds between two reads of another owner's lease; a tenth of that lease by default.
+        start_named: whether the run's configuration names the start: a checkpoint, a savepoint or a new start.
 
     Raises:
         ValueError: the lease is not longer than 0 seconds.
+        PipelineStateMissing: storage holds checkpoints or savepoints, but records no job, and the run does not name its start.
+            Nothing was written.
         PipelineOwned: another run owns the pipeline and renewed its lease while it was watched.
         StorageUnavailable: storage cannot be reached.
         OutcomeUnknown: the pipeline may have been acquired; the lease then expires by itself.
@@ -96,15 +106,30 @@ def acquire(
             if not gone:
                 current = yield from _watch(current, owner, place, values, poll)
         previous = PipelineState(pipeline=place.pipeline, epoch=0, token="") if current is None else current.state
+        unlisted = UnlistedFiles()
+        if previous.records_nothing:
+            unlisted = yield ListUnlisted()
+            if not start_named:
+                check_start(unlisted, place, exists=current is not None)
+            previous = _after_lost_state(previous, unlisted.highest_epoch)
         taken = _taken(previous, owner, lease_seconds, values)
         deadline = values.elapsed() + lease_seconds * SAFETY
         version = yield from _take(taken, None if current is None else current.version)
         if version is not None:
-            return OwnershipSteps(StoredState(taken, version), previous, deadline, values, place)
+            return OwnershipSteps(StoredState(taken, version), previous, deadline, values, place, unlisted)
     raise PipelineOwned(
         f"pipeline {place.pipeline!r} in {place.root} changed hands {_TAKE_ATTEMPTS} times while this run "
         "tried to own it. Start fewer runs of this pipeline at the same time"
     )
+
+
+def _after_lost_state(state: PipelineState, epoch: int) -> PipelineState:
+    """The state with numbers that no file of a lost ``state.json`` carries: an owner must not write names of another one.
+
+    No more jobs than epochs were counted, so the next job's number is not that of a savepoint that is left of an earlier job.
+    """
+    job = msgspec.structs.replace(state.job, job_id=max(state.job.job_id, epoch))
+    return msgspec.structs.replace(state, epoch=max(state.epoch, epoch), job=job)
 
 
 def _taken(previous: PipelineState, owner: Owner, lease_seconds: float, values: DriverValues) -> PipelineState:

@@ -38,6 +38,7 @@ from dagster_checkpoints.execution.storage_steps import (
     Steps,
     StoredState,
 )
+from dagster_checkpoints.execution.unlisted_checkpoints import UnlistedFiles
 
 SAFETY = 0.9
 """The fraction of its lease that an owner uses: it stops before another run may take over."""
@@ -58,10 +59,17 @@ class OwnershipSteps:
         deadline: when the lease ends for this owner, by its own clock, seconds.
         values: the driver's times and tokens.
         place: the location of ``state.json``.
+        unlisted: what storage holds, if it records no job.
     """
 
     def __init__(
-        self, stored: StoredState, previous: PipelineState, deadline: float, values: DriverValues, place: StatePlace
+        self,
+        stored: StoredState,
+        previous: PipelineState,
+        deadline: float,
+        values: DriverValues,
+        place: StatePlace,
+        unlisted: UnlistedFiles = UnlistedFiles(),  # noqa: B008 - immutable
     ) -> None:
         assert stored.state.lease is not None
         self.previous = previous
@@ -72,6 +80,8 @@ class OwnershipSteps:
         """When this owner stops unless it renews its lease before, by its own clock, seconds."""
         self.lease_seconds = stored.state.lease.seconds
         self.released = False
+        self.unlisted = unlisted
+        """What storage held before this owner, if it recorded no job."""
         self._version: StateVersion = stored.version
         self._values = values
         self._place = place
@@ -351,7 +361,8 @@ class OwnershipSteps:
     def _adopt(self, token: str) -> Steps[bool]:
         """After a refused write: adopt the stored state if this owner wrote it. Returns whether it is the write just tried.
 
-        No other run writes under this epoch, so a file that carries it is a write of this owner whose answer was lost.
+        No other run writes under this epoch of this history, so a file that carries both is a write of this owner whose answer
+        was lost. After a user has deleted the file, another run may have created one that counts epochs from the start again.
         """
         try:
             found: StoredState | None = yield ReadState()
@@ -360,7 +371,7 @@ class OwnershipSteps:
         if found is None:
             self._lost = f"{self._subject()} is lost: {self._place.url} was deleted. Stop every run before deleting it"
             raise OwnershipLost(self._lost)
-        if found.state.epoch != self.epoch:
+        if (found.state.epoch, found.state.history) != (self.epoch, self.state.history):
             self._lost = (
                 f"{self._subject()} was taken over: expected epoch {self.epoch} in {self._place.url}, found epoch "
                 f"{found.state.epoch}, {describe_owner(found.state)}. This run did not renew its lease in time; it stops "

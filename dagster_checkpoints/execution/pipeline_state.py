@@ -149,6 +149,11 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
         """The checkpoints that a restore may begin from: the retained ones, and the newest one, which may be among them."""
         return self.retained if self.newest is None else (*self.retained, self.newest)
 
+    @property
+    def records_nothing(self) -> bool:
+        """Whether it names neither a job nor a checkpoint: no run has begun a job under this file."""
+        return self.job.status == "NONE" and not self.restorable_checkpoints
+
 
 def describe_owner(state: PipelineState) -> str:
     """The owner of the pipeline, for the text of errors."""
@@ -163,7 +168,9 @@ def describe_owner(state: PipelineState) -> str:
 
 def describe_end(state: PipelineState | None) -> str:
     """The end of the latest job as `state.json` shows it, for the text of errors."""
-    if state is None or state.job.status == "NONE":
+    if state is None:
+        return "It has never run here, or its state.json was lost"
+    if state.job.status == "NONE":
         return "It has never run here"
     job = state.job
     newest = f"; newest checkpoint: {state.newest.location}" if state.newest is not None else "; no checkpoint to resume from"

@@ -15,6 +15,7 @@ from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, PipelineState
 from dagster_checkpoints.execution.storage_errors import StorageError, StorageUnavailable
 from dagster_checkpoints.execution.storage_steps import Steps
+from dagster_checkpoints.execution.unlisted_checkpoints import UnlistedFiles
 from dagster_checkpoints.state import ClaimMode, StateError
 
 R = TypeVar("R")
@@ -185,6 +186,7 @@ def choose_start(
     options: StartOptions,
     url: str,
     unusable: Collection[str] = (),
+    unlisted: UnlistedFiles = UnlistedFiles(),  # noqa: B008 - immutable
 ) -> Steps[StartPoint[R]]:
     """Choose the start of a run that owns its pipeline.
 
@@ -194,9 +196,11 @@ def choose_start(
         options: the options of the run.
         url: URL of the pipeline's directory, for the text of errors.
         unusable: locations of checkpoints whose state files are corrupt.
+        unlisted: what storage holds, if ``state.json`` records no job: it was lost, and the run names its start.
 
     Raises:
-        NothingToRestoreError: the run names a checkpoint that storage does not have, or one of an earlier job.
+        NothingToRestoreError: the run names a checkpoint that storage does not have, or one of an earlier job; or not the newest
+            one, if ``state.json`` was lost.
         StorageUnavailable: storage does not answer; never a reason to try an older checkpoint.
         StateError, StorageError: the checkpoint is corrupt, of an unknown version, or does not fit the pipeline. Older
             retained ones are tried only with `allow_older_checkpoint`.
@@ -206,7 +210,7 @@ def choose_start(
         if (yield from _register(pointer)):
             readable.add(pointer.location)
     sweep = len(readable) == len(retained)
-    candidates = yield from _candidates(previous, retained, options.restore_from, url)
+    candidates = yield from _candidates(previous, retained, options.restore_from, url, unlisted)
     if not candidates:
         return StartPoint(None, False, 1, sweep=sweep)
     if candidates[0] in previous.dropped_savepoints:
@@ -226,6 +230,8 @@ def choose_start(
             if not options.allow_older_checkpoint:
                 break
             continue
+        if previous.records_nothing:
+            return _start_without_record(found, options.claim_mode, url, unlisted, sweep)
         return _start_from(found, previous, retained, readable, options.claim_mode, sweep)
     if not failures:
         raise NothingToRestoreError(f"None of the checkpoints in {url} can be restored: {', '.join(candidates)}.")
@@ -245,7 +251,9 @@ def _register(pointer: CheckpointPointer) -> Steps[bool]:
     return True
 
 
-def _candidates(previous: PipelineState, retained: Sequence[CheckpointPointer], restore_from: str, url: str) -> Steps[list[str]]:
+def _candidates(
+    previous: PipelineState, retained: Sequence[CheckpointPointer], restore_from: str, url: str, unlisted: UnlistedFiles
+) -> Steps[list[str]]:
     """Locations to try, best first; none for a new start."""
     if restore_from == "none":
         return []
@@ -254,6 +262,8 @@ def _candidates(previous: PipelineState, retained: Sequence[CheckpointPointer], 
         return [] if newest is None or is_job_over(previous) else [newest.location, *_older(retained, newest)]
     wanted = restore_from.removeprefix("chk-")
     if wanted.isdigit():
+        if without_record := unlisted.checkpoints_with_id(int(wanted)):
+            return without_record[:1]
         return (yield from _by_id(retained, restore_from, int(wanted), url))
     place: NamedPlace = yield ResolveName(_in_its_directory(restore_from))
     if place.savepoint:
@@ -293,6 +303,28 @@ def _older(retained: Sequence[CheckpointPointer], than: CheckpointPointer) -> li
     return [p.location for p in retained if p.job_id == than.job_id and p.checkpoint_id < than.checkpoint_id]
 
 
+def _start_without_record(
+    found: RestorableCheckpoint[R], claim_mode: ClaimMode, url: str, unlisted: UnlistedFiles, sweep: bool
+) -> StartPoint[R]:
+    """The start of the first job that `state.json` records, from a checkpoint or savepoint of a job that it does not know.
+
+    Sinks take no rows back for a job that is not recorded. So of what is in the pipeline's own directory only the newest may be
+    restored: no checkpoint after it has committed rows.
+    """
+    pointer = found.pointer
+    if found.own and (later := unlisted.later_than(pointer.location)):
+        raise NothingToRestoreError(
+            f"expected the newest checkpoint or savepoint in {url}, found that {found.url} is older than {', '.join(later)}. The "
+            "state.json that recorded their job was lost, so the rows that later ones have committed cannot be taken back, and "
+            f"this one would write them again. Restore {later[0]!r}, or 'none' to begin again from the start. To restore an "
+            "older savepoint for separate tables of the sinks, copy its directory out of the pipeline's, and name the copy by "
+            "its URL or path. Savepoints that you have put there and do not want to restore: move them elsewhere"
+        )
+    claimed = found.savepoint and claim_mode is ClaimMode.CLAIM
+    kept = CompletedCheckpoint(pointer.checkpoint_id, pointer.location) if claimed else completed_checkpoint(pointer)
+    return StartPoint(found.restored, False, pointer.checkpoint_id + 1, pointer, claimed, (kept,), (), sweep)
+
+
 def _start_from(
     found: RestorableCheckpoint[R],
     previous: PipelineState,
@@ -303,6 +335,10 @@ def _start_from(
 ) -> StartPoint[R]:
     pointer, own_job = found.pointer, previous.job.job_id
     chosen = pointer.checkpoint_id
+    known = next((p for p in previous.restorable_checkpoints if p.location == pointer.location), None)
+    if known is not None and not found.savepoint:
+        # A job that began from a checkpoint whose state.json was lost has made it its own; the metadata names the lost job.
+        pointer = msgspec.structs.replace(pointer, job_id=known.job_id)
     # A savepoint that was copied from another storage may name the same job number by chance.
     resume = pointer.job_id == own_job and found.own
     if not found.savepoint and not resume:
@@ -312,7 +348,6 @@ def _start_from(
             "rows are in the sinks: a restore of the earlier one would lose or repeat rows. Restore a savepoint of the "
             "earlier job, which is self-contained, or a checkpoint of the latest one"
         )
-    known = next((p for p in retained if p.location == pointer.location), None)
     # A claimed savepoint stays claimed if the job is resumed from it before its first checkpoint.
     claimed = found.savepoint and (claim_mode is ClaimMode.CLAIM or (known is not None and known.claimed))
     kept: list[CompletedCheckpoint] = []

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from dagster_checkpoints.pipeline.errors import InvalidWatermarkError
+from dagster_checkpoints.pipeline.number_values import is_number
 
 _MS_PER_UNIT = {
     "microsecond": Fraction(1, 1000),
@@ -50,8 +51,7 @@ class Watermark:
         interval_ms(self.lateness)
         if self.idle_after is None:
             return
-        number = isinstance(self.idle_after, int | float) and not isinstance(self.idle_after, bool)
-        if not number or not (0 < self.idle_after < math.inf):
+        if not is_number(self.idle_after, above=0):
             raise InvalidWatermarkError(
                 f"idle_after={self.idle_after!r}: expected seconds greater than 0, or None for a source that is never idle."
             )

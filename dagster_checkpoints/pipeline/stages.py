@@ -27,6 +27,7 @@ from dagster_checkpoints.pipeline.errors import (
 )
 from dagster_checkpoints.pipeline.event_time import Watermark, read_event_time
 from dagster_checkpoints.pipeline.names import check_name
+from dagster_checkpoints.pipeline.number_values import is_count
 from dagster_checkpoints.pipeline.signatures import SourceLocation, locate, method_inputs
 from dagster_checkpoints.pipeline.state_partitions import check_state_partitions
 
@@ -339,7 +340,7 @@ class Stage:
         rows = self.max_rows_per_trigger
         if rows is None:
             return
-        if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
+        if not is_count(rows, least=1):
             raise InvalidBatchLimitError(
                 f"{self.where}: max_rows_per_trigger={rows!r}; expected a number of rows, at least 1. Leave it out for no limit."
             )

@@ -43,10 +43,43 @@ def checkpoint_config(settings: CheckpointCoordinatorResource) -> CheckpointConf
         raise ValueError(str(error)) from None
 
 
+def check_unused(settings: CheckpointCoordinatorResource) -> None:
+    """Refuse a setting that another one leaves without effect.
+
+    Raises:
+        ValueError: A setting has another value than its default, and nothing uses it.
+    """
+    strategy = settings.restart_strategy
+    uses = {
+        "restart_interval": strategy != "fixed_delay",
+        "restart_delay_multiplier": strategy == "exponential_delay",
+        "restart_delay_maximum": strategy == "exponential_delay",
+        "termination_timeout": settings.savepoint_on_termination,
+    }
+    for name, used in uses.items():
+        value = getattr(settings, name)
+        if not used and value != type(settings).model_fields[name].default:
+            other = "savepoint_on_termination=False" if name == "termination_timeout" else f"restart_strategy={strategy!r}"
+            raise ValueError(f"{name}={value!r} has no effect with {other}. Leave it out, or change the other setting.")
+
+
 def restart_strategy(settings: CheckpointCoordinatorResource) -> RestartStrategy:
-    """The restart strategy after a task's failure; the combination of settings was checked where they are defined."""
+    """The restart strategy after a task's failure.
+
+    Raises:
+        ValueError: Two settings do not go together.
+    """
     if settings.restart_attempts == 0:
         return NoRestart()
+    try:
+        return _restart_strategy(settings)
+    except InvalidCheckpointConfig as error:
+        names = ("restart_attempts", "restart_delay", "restart_delay_multiplier", "restart_delay_maximum", "restart_interval")
+        given = ", ".join(f"{name}={getattr(settings, name)!r}" for name in names)
+        raise ValueError(f"restart_strategy={settings.restart_strategy!r} with {given}: {error}") from None
+
+
+def _restart_strategy(settings: CheckpointCoordinatorResource) -> RestartStrategy:
     if settings.restart_strategy == "exponential_delay":
         return ExponentialDelayRestart(
             initial=settings.restart_delay,

@@ -23,7 +23,7 @@ from dagster_checkpoints.control import PipelineControl
 from dagster_checkpoints.coordination import FailoverStrategy
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.plugin.checkpoint_settings import checkpoint_config, restart_strategy
+from dagster_checkpoints.plugin.checkpoint_settings import check_unused, checkpoint_config, restart_strategy
 from dagster_checkpoints.plugin.dagster_instance import shared_parts
 from dagster_checkpoints.plugin.definition_checks import check_definition
 from dagster_checkpoints.plugin.input_assets import input_assets
@@ -204,7 +204,9 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
                 f"restart_attempts is None with restart_strategy={self.restart_strategy!r}; expected a number. Only restarts "
                 'with growing delays ("exponential_delay") may have no limit.'
             )
+        check_unused(self)
         checkpoint_config(self)
+        restart_strategy(self)
         return self
 
     def run(

@@ -5,7 +5,8 @@ Pydantic ignores unknown fields, so a misspelt setting would silently keep its d
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, get_args
 
 from pydantic import BaseModel, model_validator
 
@@ -20,10 +21,13 @@ class UnknownSettingError(DagsterCheckpointsError):
 class KnownSettings(BaseModel):
     """A base class beside `dagster.Config` or `dagster.ConfigurableResource`: settings that are not its fields are refused.
 
+    So are a truth value and an infinite number where a number is expected: pydantic takes True as 1.
+
     A subclass with further fields, or one that allows unknown settings (`extra="allow"`), behaves as it declares.
 
     Raises:
         UnknownSettingError: A setting does not exist; the text names it and the most similar known settings.
+        pydantic.ValidationError: A number is none.
     """
 
     @model_validator(mode="before")
@@ -36,4 +40,16 @@ class KnownSettings(BaseModel):
                 raise UnknownSettingError(
                     " ".join(f"{cls.__name__} has no setting {name!r}. {suggestion(name, known)}" for name in unknown)
                 )
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_no_number(cls, data: Any) -> Any:
+        for name, field in cls.model_fields.items() if isinstance(data, dict) else ():
+            types = {field.annotation, *get_args(field.annotation)}
+            value = data.get(name)
+            if not types & {int, float} or bool in types or not isinstance(value, bool | float):
+                continue
+            if isinstance(value, bool) or not math.isfinite(value):
+                raise ValueError(f"{cls.__name__}({name}={value!r}): expected a finite number.")
         return data

@@ -89,7 +89,7 @@ from dagster_checkpoints.state.spark_versions import (
     is_supported_spark,
     rewrites_state,
 )
-from dagster_checkpoints.state.stage_names import with_uids
+from dagster_checkpoints.state.stage_names import with_names_of, with_uids
 from dagster_checkpoints.state.stages_between import replaced_inputs, with_stages_now
 from dagster_checkpoints.state.views import EdgeView, PipelineView, StageView
 
@@ -192,6 +192,7 @@ __all__ = [
     "rows_of_stage",
     "task_files",
     "validate_restore",
+    "with_names_of",
     "with_stages_now",
     "with_uids",
 ]

@@ -7,7 +7,7 @@ both forms, because the offsets of Spark's queries hold them, too. Must not know
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -38,7 +38,11 @@ def with_names(metadata: CheckpointMetadata, pipeline: PipelineView) -> Checkpoi
         metadata: stored metadata, which speak of uids.
         pipeline: the pipeline that is to run.
     """
-    names = {stage.uid: stage.name for stage in pipeline.stages}
+    return with_names_of(metadata, {stage.uid: stage.name for stage in pipeline.stages})
+
+
+def with_names_of(metadata: CheckpointMetadata, names: Mapping[str, str]) -> CheckpointMetadata:
+    """As :func:`with_names`, for stages whose names are known by their uids."""
     if all(uid == name for uid, name in names.items()):
         return metadata
     taken = set(names.values())

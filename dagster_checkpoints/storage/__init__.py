@@ -19,6 +19,7 @@ from dagster_checkpoints.execution.pipeline_state import (
     describe_end,
     describe_owner,
 )
+from dagster_checkpoints.execution.unlisted_checkpoints import PipelineStateMissing
 from dagster_checkpoints.storage.base import ObjectInfo, ObjectStore, PutMode, UpdateVersion
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 from dagster_checkpoints.storage.errors import (
@@ -101,6 +102,7 @@ __all__ = [
     "PipelineNameTaken",
     "PipelineOwned",
     "PipelineState",
+    "PipelineStateMissing",
     "Precondition",
     "PutMode",
     "RequestConflict",

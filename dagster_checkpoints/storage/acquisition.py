@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from uuid import uuid4
 
@@ -10,9 +11,12 @@ from dagster_checkpoints.execution import acquisition
 from dagster_checkpoints.execution.acquisition import AnnounceWatch, CheckOwnerGone, Sleep
 from dagster_checkpoints.execution.pipeline_state import Owner, PipelineState
 from dagster_checkpoints.execution.storage_steps import DriverValues, StatePlace, drive
+from dagster_checkpoints.execution.unlisted_checkpoints import ListUnlisted, UnlistedCheckpoint, UnlistedFiles
+from dagster_checkpoints.state import StateError, decode
 from dagster_checkpoints.storage import processes
 from dagster_checkpoints.storage.base import ObjectStore
-from dagster_checkpoints.storage.layout import Layout
+from dagster_checkpoints.storage.errors import NotFound
+from dagster_checkpoints.storage.layout import METADATA, Layout, SharedName
 from dagster_checkpoints.storage.ownership import Ownership, PipelineStateFile, now_utc
 
 
@@ -20,6 +24,32 @@ def read_state(store: ObjectStore, layout: Layout) -> PipelineState | None:
     """The pipeline's state; None if the pipeline never ran with this storage."""
     found = PipelineStateFile(store, layout).read()
     return None if found is None else found.state
+
+
+def unlisted_files(store: ObjectStore, layout: Layout) -> UnlistedFiles:
+    """What storage holds of a pipeline for which it records no job.
+
+    One LIST of the pipeline's directory (per 1,000 files), and one GET for each savepoint, whose name does not contain an epoch.
+    """
+    found: list[UnlistedCheckpoint] = []
+    epoch = 0
+    for info in store.list(f"{layout.pipeline}/"):
+        location, _, name = info.key.removeprefix(f"{layout.pipeline}/").rpartition("/")
+        if location == "shared" and (file := SharedName.parse(name)) is not None:
+            epoch = max(epoch, file.epoch)
+        elif name == METADATA and (key := layout.parse_checkpoint(location)) is not None:
+            found.append(UnlistedCheckpoint(key.epoch, key.checkpoint_id, location))
+        elif name == METADATA and layout.is_savepoint(location):
+            found.append(_unlisted_savepoint(store, info.key, location))
+    return UnlistedFiles(tuple(found), epoch)
+
+
+def _unlisted_savepoint(store: ObjectStore, key: str, location: str) -> UnlistedCheckpoint:
+    """A savepoint; its epoch and id are 0 if its metadata cannot be read: a restore of it says why."""
+    with suppress(NotFound, StateError):
+        metadata = decode(store.get(key), f"{store.url}/{key}")
+        return UnlistedCheckpoint(metadata.epoch, metadata.checkpoint_id, location)
+    return UnlistedCheckpoint(0, 0, location)
 
 
 def acquire(
@@ -31,6 +61,7 @@ def acquire(
     monotonic: Callable[[], float],
     sleep: Callable[[float], None],
     poll: float | None = None,
+    start_named: bool = False,
     wall: Callable[[], datetime] = now_utc,
     on_watch: Callable[[PipelineState, float], None] | None = None,
 ) -> Ownership:
@@ -44,11 +75,13 @@ def acquire(
         monotonic: this process's monotonic clock, seconds.
         sleep: waits for a number of seconds while another owner's lease is watched.
         poll: seconds between two reads of that lease; default: a tenth of its length.
+        start_named: whether the run's configuration names the start: a checkpoint, a savepoint or a new start.
         wall: the wall clock, for times that are displayed.
         on_watch: called before another owner's lease is watched, with the state and the seconds of the watch; 0 if the owner's
             process is known to have ended.
 
     Raises:
+        PipelineStateMissing: storage holds checkpoints or savepoints, but records no job, and the run does not name its start.
         PipelineOwned: another run owns the pipeline and renewed its lease while it was watched.
         StorageUnavailable: storage cannot be reached.
         OutcomeUnknown: the lease may have been taken; it then expires by itself.
@@ -66,9 +99,12 @@ def acquire(
             case Sleep(seconds):
                 sleep(seconds)
                 return None
+            case ListUnlisted():
+                return unlisted_files(store, layout)
             case _:
                 return file.perform(request)
 
     values = DriverValues(monotonic, wall, lambda: uuid4().hex)
     place = StatePlace(layout.pipeline, store.url, file.url)
-    return Ownership(file, drive(acquisition.acquire(place, owner, lease_seconds, values, poll), perform))
+    steps = acquisition.acquire(place, owner, lease_seconds, values, poll, start_named=start_named)
+    return Ownership(file, drive(steps, perform))

@@ -14,7 +14,9 @@ from pathlib import Path
 from types import TracebackType
 
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, Owner, PipelineState
-from dagster_checkpoints.storage.acquisition import acquire, read_state
+from dagster_checkpoints.execution.storage_steps import StatePlace
+from dagster_checkpoints.execution.unlisted_checkpoints import describe_unlisted
+from dagster_checkpoints.storage.acquisition import acquire, read_state, unlisted_files
 from dagster_checkpoints.storage.base import ObjectStore
 from dagster_checkpoints.storage.checkpoint_deletion import CheckpointDeletion
 from dagster_checkpoints.storage.checkpoint_metadata import MetadataFiles
@@ -93,6 +95,7 @@ class CheckpointStorage:
         lease_seconds: float = 30.0,
         *,
         poll: float | None = None,
+        start_named: bool = False,
         on_watch: Callable[[PipelineState, float], None] | None = None,
     ) -> Ownership:
         """Become the pipeline's owner; see :func:`dagster_checkpoints.storage.acquisition.acquire`."""
@@ -104,6 +107,7 @@ class CheckpointStorage:
             monotonic=self._monotonic,
             sleep=self._sleep,
             poll=poll,
+            start_named=start_named,
             on_watch=on_watch,
         )
         return self.ownership
@@ -111,6 +115,18 @@ class CheckpointStorage:
     def read_state(self) -> PipelineState | None:
         """The content of ``state.json``, for processes that do not own the pipeline; None if it never ran with this storage."""
         return read_state(self.store, self.layout)
+
+    def describe_unlisted(self, state: PipelineState | None) -> str:
+        """The checkpoints and savepoints that the next run refuses to ignore, and its ways on; "" if there are none.
+
+        Args:
+            state: the content of ``state.json``; storage is listed only if it records no job.
+        """
+        if state is not None and not state.records_nothing:
+            return ""
+        found = unlisted_files(self.store, self.layout)
+        place = StatePlace(self.pipeline, self.store.url, f"{self.store.url}/{self.layout.state}")
+        return describe_unlisted(found, place, exists=state is not None) if found.checkpoints else ""
 
     # -- state files
 

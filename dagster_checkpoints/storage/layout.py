@@ -196,6 +196,12 @@ class Layout:
         return "-".join(part for part in ("savepoint", str(checkpoint_id), name, token) if part)
 
     @staticmethod
+    def is_savepoint(location: str) -> bool:
+        """Whether a location is a directory in ``savepoints/``, under any name: users may copy savepoints there."""
+        folder, _, name = location.partition("/")
+        return folder == SAVEPOINTS and bool(name) and "/" not in name
+
+    @staticmethod
     def parse_savepoint(folder: str) -> tuple[int, str] | None:
         """The checkpoint's id and the savepoint's name in a directory's name; None if it is not a savepoint's directory."""
         match = _SAVEPOINT.fullmatch(folder)

@@ -88,6 +88,22 @@ def test_list_is_in_the_order_of_time_and_names_the_job(world: Any) -> None:
     assert [line.removeprefix("*").split()[:2] for line in lines[3:6]] == [["3", "2"], ["2", "2"], ["57", "1"]]
 
 
+def test_a_lost_state_is_named_with_what_is_left_and_the_ways_on(world: Any) -> None:
+    world.run()
+    checkpoint = world.checkpoint(42)
+    savepoint = world.savepoint(43)
+    world.end("FAILED", ended_by="", keep_checkpoints=True)
+    world.store.delete(["flights/state.json"])
+    expected = f"newest first: {savepoint}, {checkpoint}."
+    for command in (("show",), ("show", "latest"), ("verify", "latest"), ("watch",)):
+        message = world.json(*command, code=6)["message"]
+        assert expected in message and f"restore_from: '{savepoint}'" in message and "'none'" in message
+    [pipeline] = world.json("list")["pipelines"]
+    assert expected in pipeline["problem"] and [entry["location"] for entry in pipeline["entries"]] == [savepoint]
+    assert "which says where pipeline 'flights' continues" in " ".join(world.cli("list").output.split())
+    assert world.json("show", checkpoint)["location"] == checkpoint
+
+
 def test_latest_is_the_savepoint_of_a_drain(world: Any) -> None:
     world.run()
     world.checkpoint(42)
@@ -420,6 +436,26 @@ def test_graph_of_the_running_pipeline_moves_its_roots(local: Any, code: str) ->
         assert [s["name"] for s in drawn["stages"] if s["state"] == "finished"] == ["history", "live", "airlines"]
         assert len(drawn["edges"]) == 4
     assert local.json("graph", "42")["seen"] == "checkpoint 42"
+
+
+def test_graph_of_a_checkpoint_has_the_names_of_the_code_and_of_the_last_run(local: Any, code: str, tmp_path: Path) -> None:
+    local.run()
+    local.checkpoint(42)
+    renamed = tmp_path / "renamed.py"
+    renamed.write_text(
+        CODE.replace('/nowhere"))\ndef delays(', '/nowhere"), uid="delays")\ndef lateness(').replace(", delays]", ", lateness]")
+    )
+    for where in ((), ("42",)):
+        drawn = local.json("graph", *where, "-f", str(renamed))
+        assert [s["name"] for s in drawn["stages"]] == ["history", "live", "airlines", "departures", "lateness"]
+        assert {s["state"] for s in drawn["stages"] if s["name"] == "lateness"} == {"running"}
+        assert ["departures", "lateness"] in drawn["chains"] and len(drawn["edges"]) == 4
+    stages = tuple(
+        msgspec.structs.replace(s, name="lateness", uid="delays") if s.name == "delays" else s for s in local.status().stages
+    )
+    local.status(stages=stages, sequence=2)
+    local.end("FAILED", keep_checkpoints=True, ended_by="")
+    assert "lateness" in {s["name"] for s in local.json("graph")["stages"]}
 
 
 def test_graph_as_mermaid_and_svg(local: Any, code: str, tmp_path: Path) -> None:

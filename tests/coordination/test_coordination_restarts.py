@@ -81,24 +81,46 @@ def test_the_delay_stays_at_its_maximum(multiplier: float) -> None:
     assert answers[-1].delay == 5
 
 
+NO_NUMBERS = [-1, float("nan"), float("inf"), True, "5"]
+
+
 @pytest.mark.parametrize(
-    ("strategy", "name", "refused"),
+    ("strategy", "name", "refused", "taken"),
     [
-        (FixedDelayRestart, "attempts", -1),
-        (FixedDelayRestart, "delay", -1),
-        (ExponentialDelayRestart, "initial", -1),
-        (ExponentialDelayRestart, "maximum", -1),
-        (ExponentialDelayRestart, "multiplier", 0.5),
-        (ExponentialDelayRestart, "reset_after", -1),
-        (ExponentialDelayRestart, "attempts", -1),
-        (FailureRateRestart, "max_failures", -1),
-        (FailureRateRestart, "interval", -1),
-        (FailureRateRestart, "delay", -1),
+        (FixedDelayRestart, "attempts", [*NO_NUMBERS, 1.5, None], [0, 1]),
+        (FixedDelayRestart, "delay", NO_NUMBERS, [0, 0.5]),
+        (ExponentialDelayRestart, "initial", [*NO_NUMBERS, 0], [0.1, 60]),
+        (ExponentialDelayRestart, "maximum", [*NO_NUMBERS, 0, 0.9], [1, 1e9]),
+        (ExponentialDelayRestart, "multiplier", [*NO_NUMBERS, 0.5], [1, 1.1]),
+        (ExponentialDelayRestart, "reset_after", [*NO_NUMBERS, 0], [0.1]),
+        (ExponentialDelayRestart, "attempts", [*NO_NUMBERS, 1.5], [0, 1, None]),
+        (FailureRateRestart, "max_failures", [*NO_NUMBERS, 1.5, None], [0, 1, 59]),
+        (FailureRateRestart, "interval", [*NO_NUMBERS, 0, 1], [1.1]),
+        (FailureRateRestart, "delay", NO_NUMBERS, [0, 59]),
     ],
 )
-def test_a_setting_outside_its_range_is_refused_by_name(
-    strategy: Callable[..., RestartStrategy], name: str, refused: float
+def test_a_setting_that_counts_nothing_is_refused_by_name(
+    strategy: Callable[..., RestartStrategy], name: str, refused: list[object], taken: list[object]
 ) -> None:
-    with pytest.raises(InvalidCheckpointConfig, match=rf"^{name} .* is {refused}; expected"):
-        strategy(**{name: refused})
-    strategy(**{name: 1 if name == "multiplier" else 0})
+    """Each setting with the defaults of the others."""
+    for value in refused:
+        text = re.escape(f"{strategy.__name__}({name}={value!r}): expected ")  # type: ignore[attr-defined]
+        with pytest.raises(InvalidCheckpointConfig, match=f"^{text}"):
+            strategy(**{name: value})
+    for value in taken:
+        strategy(**{name: value})
+
+
+def test_a_first_delay_above_the_longest_is_refused() -> None:
+    with pytest.raises(InvalidCheckpointConfig, match=r"\(maximum=60\): expected seconds, at least initial=61"):
+        ExponentialDelayRestart(initial=61, maximum=60)
+
+
+@pytest.mark.parametrize(("failures", "interval", "delay"), [(2, 60, 30), (3, 60, 20), (1, 60, 60), (1, 60, 61)])
+def test_a_rate_that_no_failures_reach_is_refused(failures: int, interval: float, delay: float) -> None:
+    """Restarts that wait so long are never so many within the interval: the job would restart for ever."""
+    with pytest.raises(InvalidCheckpointConfig, match=r"more than max_failures \* delay = 6\d seconds: else the limit is never"):
+        FailureRateRestart(failures, interval, delay)
+    shorter = interval / failures - 0.1
+    reached = FailureRateRestart(failures, interval, shorter)
+    assert isinstance([reached.on_failure(number * shorter) for number in range(failures + 1)][-1], GiveUp)

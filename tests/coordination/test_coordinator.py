@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -1370,6 +1371,11 @@ LONGER = "0, or at least `interval`, which must be set, or None"
         ({"interval": None}, "interval_during_backlog", 1, LONGER, [None]),
         ({"interval": 2}, "backlog_rows", 5, WITH_LONGER, [None]),
         ({"interval": 2, "interval_during_backlog": 3}, "backlog_rows", 0, WITH_LONGER, [None, 1]),
+        ({"interval": None}, "initial_delay", 5, "None with interval=None: nothing waits for it", [None]),
+        ({"interval": None}, "min_pause", 5, "0 with interval=None: nothing waits for it", [0]),
+        ({}, "unaligned", 1, "True or False", [False]),
+        ({}, "keep_on_finish", "no", "True or False", [False, True]),
+        ({}, "checkpoints_after_tasks_finish", None, "True or False", [False, True]),
     ],
 )
 def test_settings_outside_their_range_are_refused_by_name(
@@ -1381,6 +1387,21 @@ def test_settings_outside_their_range_are_refused_by_name(
     with pytest.raises(InvalidCheckpointConfig, match=re.escape(f"{name} is {refused!r}; expected {expected}.") + "$"):
         config(refused)
     assert [getattr(config(value), name) for value in taken] == taken
+
+
+SECONDS = ("interval", "timeout", "min_pause", "initial_delay", "interval_during_backlog", "aligned_checkpoint_timeout")
+COUNTS = ("max_concurrent", "tolerable_failed_checkpoints", "retained", "max_queued", "history", "backlog_rows")
+
+
+@pytest.mark.parametrize("name", [*SECONDS, *COUNTS])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, True, "5", 1.5])
+def test_what_is_no_number_of_its_kind_is_refused(name: str, value: object) -> None:
+    others = {"interval": 1, "interval_during_backlog": 3, "unaligned": name == "aligned_checkpoint_timeout"}
+    if name in SECONDS and value == 1.5:
+        CheckpointConfig(**{**others, name: value})  # type: ignore[arg-type]
+        return
+    with pytest.raises(InvalidCheckpointConfig, match=re.escape(f"{name} is {value!r}; expected ")):
+        CheckpointConfig(**{**others, name: value})  # type: ignore[arg-type]
 
 
 def test_the_plan_and_its_roots_can_be_read(graph_of: Graphs) -> None:

@@ -98,7 +98,7 @@ def test_a_stage_that_raises_fails_the_run_and_names_the_users_line(
         ),
         ({"restart_strategy": "exponential_delay", "restart_attempts": None}, 1, [0.1], ""),
         ({"restart_strategy": "failure_rate", "restart_attempts": 1}, 2, [0.1], "2 failures within 3600.0 s (failure rate, "),
-        ({"restart_strategy": "failure_rate", "restart_attempts": 1, "restart_interval": 0.0}, 2, [0.1, 0.1], ""),
+        ({"restart_strategy": "failure_rate", "restart_attempts": 1, "restart_interval": 0.2}, 2, [0.1, 0.1], ""),
         ({"restart_strategy": "failure_rate", "restart_attempts": 0}, 1, [], "the restart strategy is none"),
     ],
 )

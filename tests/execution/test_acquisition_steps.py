@@ -19,9 +19,11 @@ from dagster_checkpoints.execution.storage_errors import (
     WriteConflict,
 )
 from dagster_checkpoints.execution.storage_steps import CreateState, ReadState, ReplaceState, StoredState, drive
+from dagster_checkpoints.execution.unlisted_checkpoints import ListUnlisted, UnlistedFiles
 from tests.execution.storage_scripts import ALICE, BOB, LEASE, NOW, PLACE, Clock, follow, pointer, state
 
 READ = ReadState()
+FIRST = (ListUnlisted(), UnlistedFiles())
 UNKNOWN = OutcomeUnknown("no answer")
 FREE = StoredState(state(pointer(4), owner=None, history="abc"), "v1")
 OWNED = StoredState(state(pointer(4), owner=ALICE), "v1")
@@ -50,14 +52,14 @@ def test_the_first_owner_creates_the_file() -> None:
     clock = Clock()
     new = PipelineState(pipeline="flights", epoch=0, token="")
     wanted = taken(new, history="token-2")
-    owner = follow(acquire(PLACE, BOB, LEASE, clock.values()), (READ, None), (CreateState(wanted), "v1"))
+    owner = follow(acquire(PLACE, BOB, LEASE, clock.values()), (READ, None), FIRST, (CreateState(wanted), "v1"))
     assert (owner.state, owner.epoch, owner.previous) == (wanted, 1, new)
     assert owner.deadline == clock.seconds + LEASE * 0.9
 
 
 def test_the_history_of_a_new_file_is_eight_characters_of_a_token() -> None:
     values = msgspec.structs.replace(Clock().values(), new_token=lambda: "0123456789abcdef")
-    assert follow(acquire(PLACE, BOB, LEASE, values), (READ, None), (CreateState, "v1")).state.history == "01234567"
+    assert follow(acquire(PLACE, BOB, LEASE, values), (READ, None), FIRST, (CreateState, "v1")).state.history == "01234567"
 
 
 def test_a_pipeline_without_an_owner_is_taken_at_once() -> None:
@@ -168,7 +170,7 @@ def test_a_write_that_has_not_landed_is_tried_again_from_the_stored_state() -> N
     exchanges = ((READ, FREE), (ReplaceState, Precondition("changed")), (READ, other), (READ, other))
     assert follow(steps, *exchanges, (ReplaceState("v5", taken(other.state, 2)), "v6")).epoch == 9
     gone = acquire(PLACE, BOB, LEASE, clock.values())
-    assert follow(gone, (READ, FREE), (ReplaceState, UNKNOWN), (READ, None), (READ, None), (CreateState, "v1")).epoch == 1
+    assert follow(gone, (READ, FREE), (ReplaceState, UNKNOWN), (READ, None), (READ, None), FIRST, (CreateState, "v1")).epoch == 1
 
 
 def test_a_write_that_cannot_be_read_back_is_in_doubt() -> None:

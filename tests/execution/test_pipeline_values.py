@@ -24,7 +24,7 @@ def test_an_owner_in_words() -> None:
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        (None, "It has never run here"),
+        (None, "It has never run here, or its state.json was lost"),
         (state(job=Job()), "It has never run here"),
         (
             state(pointer(4)),

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage
+from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage, unbounded_source
 from dagster_checkpoints.sinks import SinkHoldsEarlierRows, SinkPathInUse
-from dagster_checkpoints.spark.job.events import JobStarted
+from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted
+from dagster_checkpoints.storage import PipelineStateMissing
 
 ROWS = "k string, v long"
 
@@ -63,3 +64,47 @@ def renamed(lab: Any) -> Any:
         return numbers
 
     return copied
+
+
+def test_a_lost_state_is_named_and_the_newest_checkpoint_goes_on_without_a_row_lost_or_doubled(lab: Any) -> None:
+    @unbounded_source
+    def live(context):
+        return lab.stream("live", ROWS)
+
+    def pipeline() -> Pipeline:
+        @stage(sink=lab.sink("copies", at_new_start="replace"))
+        def copied(live):
+            return live
+
+        return Pipeline("lost", [live, copied])
+
+    def read_all(job: Any, rows: int) -> None:
+        job.wait_until(lambda: lab.count("copies") == rows)
+        done = len(job.of(CheckpointDone))
+        job.wait_until(lambda: len(job.of(CheckpointDone)) > done)  # whose metadata holds no transaction
+        job.cancel()
+        job.result()
+
+    expected = [("a", n) for n in range(30)]
+    lab.put("live", ROWS, expected[:10])
+    read_all(lab.start(pipeline()), 10)
+    folder = lab.folder / "store" / "lost"
+    (folder / "state.json").unlink()
+    before = sorted(str(path) for path in folder.rglob("*"))
+
+    refused = lab.start(pipeline())
+    with pytest.raises(PipelineStateMissing) as caught:
+        refused.result()
+    assert not refused.of(JobStarted)
+    assert sorted(str(path) for path in folder.rglob("*")) == before
+    lab.check(expected[:10], "copies")
+
+    newest = str(caught.value).partition("restore_from: '")[2].partition("'")[0]
+    lab.put("live", ROWS, expected[10:20])
+    read_all(lab.start(pipeline(), restore_from=newest), 20)
+    lab.put("live", ROWS, expected[20:])
+    resumed = lab.start(pipeline())
+    resumed.wait_until(lambda: lab.count("copies") == 30)
+    resumed.drain()
+    resumed.finished()
+    lab.check(expected, "copies")

@@ -41,6 +41,8 @@ class Run:
         self.folder = folder
         folder.mkdir(exist_ok=True)
         self.owner = storage.acquire(owner, LEASE)
+        if self.owner.previous.records_nothing:
+            self.owner.begin_job(resume=False)
         self.uploaded = ""
 
     def upload(self, number: int, letters: str) -> list[StateFile]:

@@ -45,7 +45,7 @@ BIG = 9 * 1024 * 1024
 
 @pytest.fixture
 def owned(storage: CheckpointStorage, alice: Owner) -> CheckpointStorage:
-    storage.acquire(alice, LEASE)
+    storage.acquire(alice, LEASE).begin_job(resume=False)
     return storage
 
 

@@ -10,7 +10,14 @@ from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.sensors.conditions import ConditionContext, ConditionResult, DrainCondition
 from dagster_checkpoints.plugin.sensors.cursors import read_cursor
-from dagster_checkpoints.plugin.sensors.pipeline_sensor import NotRunning, RunningPipeline, SensorTick, pipeline_sensor, skip
+from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
+    NotRunning,
+    RunningPipeline,
+    SensorTick,
+    check_deadline,
+    pipeline_sensor,
+    skip,
+)
 from dagster_checkpoints.plugin.sensors.repeated_request import Progress, RepeatedRequest, RequestCursor
 
 _REPORTS_APART = 2
@@ -58,6 +65,7 @@ def build_drain_sensor(
     Examples:
         >>> build_drain_sensor(pipeline=flights, when=bounded_stages_finished() & live_lag_zero())
     """
+    check_deadline(deadline)
     sensor_name = name or f"{pipeline.name}_drain"
 
     drain: RepeatedRequest[_DrainCursor] = RepeatedRequest(

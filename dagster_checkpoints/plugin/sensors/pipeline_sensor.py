@@ -17,6 +17,7 @@ import dagster as dg
 from dagster_checkpoints.control import Answer, PipelineControl, PipelineStatus
 from dagster_checkpoints.execution.pipeline_state import describe_end
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.pipeline.number_values import is_count, is_number
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, write_cursor
 from dagster_checkpoints.plugin.time_limits import TimeLimit, TimeLimitExceeded
 from dagster_checkpoints.storage import (
@@ -147,6 +148,12 @@ class SensorTick:
 Evaluate = Callable[[SensorTick], dg.SensorResult]
 
 
+def check_deadline(deadline: float) -> None:
+    """Refuse a deadline that no request can meet, or that never passes. Raises ValueError."""
+    if not is_number(deadline, above=0):
+        raise ValueError(f"expected a deadline in seconds, a finite number greater than 0, found {deadline!r}")
+
+
 def pipeline_sensor(
     evaluate: Evaluate,
     *,
@@ -171,7 +178,15 @@ def pipeline_sensor(
         resource_key: Key of the :class:`CheckpointCoordinatorResource`.
         jobs: The jobs that the sensor may launch; None if it launches none.
         storage_seconds: The time limit for all storage calls of a tick.
+
+    Raises:
+        ValueError: A number of seconds counts nothing.
     """
+    if not is_count(minimum_interval_seconds, least=1):
+        raise ValueError(
+            f"sensor {name!r}: expected minimum_interval_seconds to be a whole number of at least 1, found "
+            f"{minimum_interval_seconds!r}"
+        )
 
     @dg.sensor(
         name=name,

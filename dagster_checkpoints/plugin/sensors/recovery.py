@@ -12,6 +12,7 @@ import dagster as dg
 
 from dagster_checkpoints.control import PipelineControl, PipelineStatus
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.pipeline.number_values import is_count, is_number
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor, write_cursor
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import SensorTick, pipeline_sensor, skip
@@ -43,8 +44,9 @@ class Backoff:
     longest: float = 900.0
 
     def __post_init__(self) -> None:
-        if self.first < 0 or self.factor < 1 or self.longest < self.first:
-            raise ValueError(f"expected first >= 0, factor >= 1 and longest >= first, found {self}")
+        known = is_number(self.first) and is_number(self.factor, least=1) and is_number(self.longest, least=self.first)
+        if not known:
+            raise ValueError(f"expected first >= 0, factor >= 1 and longest >= first, finite numbers, found {self}")
 
     def seconds(self, attempts: int) -> float:
         """The delay before the next attempt.
@@ -113,7 +115,13 @@ def build_recovery_sensor(
 
     Raises:
         NotAPipelineAssetError: The assets are not this pipeline's.
+        ValueError: `limit` or `reset_after` counts nothing.
     """
+    if not is_count(limit, least=1) or not is_number(reset_after, above=0):
+        raise ValueError(
+            f"expected a recovery sensor with limit >= 1 and reset_after > 0 seconds, found limit={limit!r} and reset_after="
+            f"{reset_after!r}: it would never restart a run, or count no attempt"
+        )
     keys = frozenset(stage_keys(assets, pipeline).values())
     if not keys:
         raise NotAPipelineAssetError(

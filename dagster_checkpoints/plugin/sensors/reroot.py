@@ -17,6 +17,7 @@ from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
     RunningPipeline,
     SensorTick,
     TimedControl,
+    check_deadline,
     pipeline_sensor,
     request_id,
     skip,
@@ -83,6 +84,7 @@ def build_reroot_sensor(
     Raises:
         NotAPipelineAssetError: The assets are not this pipeline's.
     """
+    check_deadline(deadline)
     keys = stage_keys(assets, pipeline)
     if not keys:
         raise NotAPipelineAssetError(

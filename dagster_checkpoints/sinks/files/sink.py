@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from dagster_checkpoints.pipeline.number_values import is_count
 from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, TwoPhaseCommitSink
 from dagster_checkpoints.sinks.errors import InvalidSinkPath, SinkNotOpen
 from dagster_checkpoints.sinks.files.columns import FileFormat, check_layout, read_columns
@@ -217,8 +218,8 @@ class FileSink(TwoPhaseCommitSink):
             if (value := getattr(self, name)) not in values:
                 raise ValueError(f"expected FileSink({name}=...) to be one of {', '.join(values)}, found {value!r}")
         for name in ("rows_per_file", "bytes_per_file"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"expected FileSink({name}=...) to be at least 1, found {value!r}")
+            if (value := getattr(self, name)) is not None and not is_count(value, least=1):
+                raise ValueError(f"expected FileSink({name}=...) to be a whole number of at least 1, found {value!r}")
         hidden = [name for name in self.partition_by if not name or name[0] in "._"]
         if hidden or len(set(self.partition_by)) < len(self.partition_by):
             raise ValueError(

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from dagster_checkpoints.pipeline.number_values import is_number
 from dagster_checkpoints.sinks.base import SinkCommit, SinkContext, TwoPhaseCommitSink
 from dagster_checkpoints.sinks.errors import InvalidSinkPath, SinkNotOpen
 from dagster_checkpoints.sinks.kafka.cluster import SET_BY_THE_SINK, KafkaCluster
@@ -262,8 +263,8 @@ def _check_settings(sink: KafkaSink, options: Mapping[str, Any]) -> None:
         )
     if sink.older_restore not in get_args(OlderRestore):
         raise ValueError(f"expected KafkaSink(older_restore='refuse' or 'write_again'), found {sink.older_restore!r}")
-    if sink.retry_for < 0:
-        raise ValueError(f"expected retry_for in seconds, 0 or more, found {sink.retry_for!r}")
+    if not is_number(sink.retry_for):
+        raise ValueError(f"expected retry_for in seconds, a finite number of at least 0, found {sink.retry_for!r}")
     reserved = sorted(SET_BY_THE_SINK & set(options))
     if reserved:
         raise ValueError(f"expected KafkaSink(options=...) without {', '.join(reserved)}: the sink sets them itself")

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 from uuid import uuid4
 
+from dagster_checkpoints.pipeline.number_values import is_number
 from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, TwoPhaseCommitSink
 from dagster_checkpoints.sinks.errors import (
     SinkNotOpen,
@@ -330,5 +331,5 @@ def _check_settings(sink: SqlSink) -> None:
             "expected key or checkpoint_column, found both: with a key, a restore of an older checkpoint takes nothing back, "
             "since the job writes the rows again"
         )
-    if sink.retry_for < 0:
-        raise ValueError(f"expected retry_for in seconds, 0 or more, found {sink.retry_for!r}")
+    if not is_number(sink.retry_for):
+        raise ValueError(f"expected retry_for in seconds, a finite number of at least 0, found {sink.retry_for!r}")

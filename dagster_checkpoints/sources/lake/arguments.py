@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+from dagster_checkpoints.pipeline.number_values import is_count
 from dagster_checkpoints.sources.errors import InvalidSource
 
 ChangedRows = Literal["refuse", "skip"]
@@ -21,7 +22,7 @@ def check_arguments(shown: str, files_per_trigger: int, changed_rows: ChangedRow
     Raises:
         InvalidSource: one of them has no meaning.
     """
-    if not isinstance(files_per_trigger, int) or isinstance(files_per_trigger, bool) or files_per_trigger < 1:
+    if not is_count(files_per_trigger, least=1):
         raise InvalidSource(f"{shown}: expected files_per_trigger of at least 1, found {files_per_trigger!r}")
     if changed_rows not in get_args(ChangedRows):
         raise InvalidSource(f"{shown}: expected changed_rows 'refuse' or 'skip', found {changed_rows!r}")

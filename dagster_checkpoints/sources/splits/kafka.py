@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from dagster_checkpoints.pipeline import DiscoveryContext
+from dagster_checkpoints.pipeline.number_values import is_count
 from dagster_checkpoints.sources.errors import InvalidSource
 from dagster_checkpoints.sources.splits.kafka_admin import KafkaAdmin, TopicPartition
 
@@ -112,7 +113,7 @@ class KafkaSplits:
                 f"found {self.start!r} and {self.end!r}."
             )
         rows = self.rows_per_split
-        if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
+        if rows is not None and not is_count(rows, least=1):
             raise InvalidSource(f"KafkaSplits: expected rows_per_split of at least 1, or None, found {rows!r}.")
 
     def _check_options(self) -> None:

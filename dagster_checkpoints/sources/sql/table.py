@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dagster_checkpoints.pipeline.number_values import is_count
 from dagster_checkpoints.sinks.errors import InvalidSinkDatabase, SinkLibraryMissing
 from dagster_checkpoints.sinks.sql.url import sql_address
 from dagster_checkpoints.sources.errors import InvalidSource, SourceLibraryMissing
@@ -61,7 +62,7 @@ def read_sql_table(
             "a micro-batch. Read the table with spark.read.jdbc, as one micro-batch"
         )
     for name, value in (("splits", splits), ("splits_per_trigger", splits_per_trigger)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not is_count(value, least=1):
             raise InvalidSource(f"read_sql_table({table!r}): expected {name} of at least 1, found {value!r}")
     try:
         address = sql_address(url, "read_sql_table")

@@ -169,7 +169,9 @@ class JobExecution:
                 self._session.create_after(seconds * _SILENT_SHARE)
 
         try:
-            ownership = self.storage.acquire(owner, self.options.lease_seconds, on_watch=on_watch)
+            ownership = self.storage.acquire(
+                owner, self.options.lease_seconds, start_named=self.options.restore_from != "latest", on_watch=on_watch
+            )
         except BaseException:
             self._session.close()
             raise

@@ -76,7 +76,9 @@ def choose_start(
             case _:
                 raise TypeError(f"expected a request of the choice of the start, found {request!r}")
 
-    steps: Steps[StartPoint] = start_point.choose_start(ownership.previous, ownership.retained, options, storage.url, unusable)
+    steps: Steps[StartPoint] = start_point.choose_start(
+        ownership.previous, ownership.retained, options, storage.url, unusable, ownership.steps.unlisted
+    )
     return drive(steps, perform)
 
 

@@ -155,6 +155,8 @@ def _of_job(status: PipelineStatus, job: JobDriver, deployment: Deployment, coor
                 instances=instances,
                 fused=stage.name in fused_in(job.pipeline, chain.stages),
                 splits=_splits(splits.get(stage.name)),
+                uid=stage.uid,
+                inputs=stage_inputs(job.pipeline, stage.name),
             )
         )
     stop, machine, plan = job.machine.requests.stop, job.machine, coordinator.plan()
@@ -167,6 +169,15 @@ def _of_job(status: PipelineStatus, job: JobDriver, deployment: Deployment, coor
         stages=tuple(stages),
         stop=StopStatus(request_id=stop.request_id, drain=stop.drain, state=stop.state.name) if stop else None,
     )
+
+
+def stage_inputs(pipeline: Pipeline, stage: str) -> dict[str, str]:
+    """How a stage reads others, by their names."""
+    return {
+        edge.source: "table" if edge.input.mode == "static" else edge.pattern.value.replace("_", " ")
+        for edge in pipeline.edges
+        if edge.target == stage
+    }
 
 
 def _splits(counts: SplitCounts | None) -> SplitsStatus | None:
