@@ -81,6 +81,12 @@ class StagePlanFailedError(StageFailedError):
     repeats: ClassVar[bool] = True
 
 
+class SourceFileError(StageFailedError):
+    """A file of a source has a column of another type than the source's schema says."""
+
+    repeats: ClassVar[bool] = True
+
+
 class LostRows(DagsterCheckpointsError):
     """Base of errors of the plugin's own sources that their stage reports as :class:`SourceRowsLostError`."""
 

@@ -6,6 +6,7 @@ at any moment, and an interrupted py4j call hangs or swaps answers between calls
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ class SparkSettingError(DagsterCheckpointsError):
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 _QUERY_LOG = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
+_ERROR_LOGS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 RETAINED_BATCHES = "spark.sql.streaming.minBatchesToRetain"
 LEAST_RETAINED_BATCHES = 2
@@ -156,12 +158,15 @@ def prepare_session(spark: SparkSession) -> SparkSession:
     """Prepare a session: functions that its workers run are sent by value, and only tasks start queries.
 
     Spark's log of a query that ends with an error is switched off: for Spark, a stop between two batches looks like an error;
-    a real error is reported by its task, with the stage's name.
+    a real error is reported by its task, with the stage's name. So are PySpark's logs of errors that it raises as well: each is
+    a line of JSON that holds the whole plan.
     """
     from pyspark import cloudpickle
 
     cloudpickle.register_pickle_by_value(executor_probe)
     guard_queries()
+    for name in _ERROR_LOGS:
+        logging.getLogger(name).disabled = True
     log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
     log4j.core.config.Configurator.setLevel(_QUERY_LOG, log4j.Level.OFF)
     return spark
