@@ -71,6 +71,12 @@ class EndlessSourceError(StageError):
     repeats: ClassVar[bool] = True
 
 
+class StageSinkError(StageError):
+    """A stage's sink cannot be written, or does not take the stage's rows: found before a run."""
+
+    repeats: ClassVar[bool] = True
+
+
 class StageFailedError(StageError):
     """A stage raised while it ran."""
 

@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import pyarrow.parquet as pq
+
 from dagster_checkpoints.sinks.base import SinkCommit, SinkContext, TwoPhaseCommitSink
 from dagster_checkpoints.sinks.errors import InvalidSinkPath, SinkNotOpen
 from dagster_checkpoints.sinks.kafka.cluster import SET_BY_THE_SINK, KafkaCluster
@@ -31,6 +33,7 @@ from dagster_checkpoints.sinks.kafka.new_start import KafkaAtNewStart, check_new
 from dagster_checkpoints.sinks.kafka.staging import StagedMessages
 from dagster_checkpoints.sinks.kafka.topics import KafkaTopics
 from dagster_checkpoints.sinks.kafka.transactions import KafkaTransactions
+from dagster_checkpoints.sinks.unwritable import try_directory
 from dagster_checkpoints.storage.urls import local_path, url_scheme
 
 if TYPE_CHECKING:
@@ -146,6 +149,20 @@ class KafkaSink(TwoPhaseCommitSink):
             except LedgerBlocked:  # a killed run has left a transaction open: the run that starts ends it
                 ledger = ledger_topic.read_committed()
             check_new_start(ledger, context, self.at_new_start, str(self))
+
+    def check_target(self, context: SinkContext, rows: Path) -> None:
+        """Check that the staging directory can be written, the columns can become messages, and the topic is there.
+
+        Raises:
+            InvalidSinkPath: the staging directory cannot be written.
+            SinkColumnsMismatch: a column is missing, or cannot be part of a message.
+            InvalidSinkTopic: there is no such topic, or no access to it.
+            SinkUnavailable: the cluster does not answer, or the directory's file system is full.
+        """
+        self._check_names(context)
+        try_directory(self.staging, str(self))
+        MessageFormat(self.key, self.value, self.headers, str(self)).check(pq.read_schema(rows))
+        KafkaTopics(self._cluster(), str(self)).target(self.topic)
 
     def open(self, context: SinkContext) -> None:
         """Prepare for writing.

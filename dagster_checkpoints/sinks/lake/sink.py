@@ -22,6 +22,7 @@ from dagster_checkpoints.sinks.lake.instance import LakeInstance
 from dagster_checkpoints.sinks.lake.names import VALID_NAME
 from dagster_checkpoints.sinks.lake.new_start import check_new_start
 from dagster_checkpoints.sinks.lake.replacement import Replacement
+from dagster_checkpoints.sinks.unwritable import try_directory
 from dagster_checkpoints.storage.urls import local_path
 
 if TYPE_CHECKING:
@@ -106,6 +107,24 @@ class LakeSink(TwoPhaseCommitSink):
             if fitting.log.find():
                 fitting.check_table()
                 check_new_start(fitting.log, context, self.at_new_start, by_key=bool(self.key), sink=str(self))
+
+    def check_target(self, context: SinkContext, rows: Path) -> None:
+        """Check that the table can be read, its directory be written, and that the stage's columns fit the table.
+
+        Nothing is written to a location that is not a directory: there the run finds out.
+
+        Raises:
+            InvalidSinkPath: the directory cannot be written.
+            SinkColumnsMismatch: the columns do not fit, or the table asks something of its writers that this sink does not do.
+            SinkUnavailable: the location cannot be read, or is full.
+        """
+        self._check_names(context)
+        directory = local_path(self.uri) if self.uri is not None else None
+        if directory is not None:
+            try_directory(directory, str(self))
+        fitting = self._new_fitting()
+        with closing(fitting.log):
+            fitting.check_rows(rows)
 
     def open(self, context: SinkContext) -> None:
         """Prepare for writing.
