@@ -1,9 +1,11 @@
-"""Places that sinks cannot write to: every kind of sink names itself, the place and the remedy, and no attempt is spent in vain."""
+"""Places that sinks cannot write to: each kind of sink names itself, the place and the remedy; no attempt is spent in vain."""
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sqlalchemy import make_url
 
 from dagster_checkpoints.errors import repeats_by_nature
 from dagster_checkpoints.sinks import (
@@ -26,7 +29,14 @@ from dagster_checkpoints.sinks import (
     SqlSink,
     TwoPhaseCommitSink,
 )
-from dagster_checkpoints.sinks.errors import InvalidSinkDatabase, InvalidSinkPath, SinkUnavailable
+from dagster_checkpoints.sinks.errors import (
+    InvalidSinkDatabase,
+    InvalidSinkPath,
+    ReservedSinkColumn,
+    SinkColumnsMismatch,
+    SinkPathInUse,
+    SinkUnavailable,
+)
 from dagster_checkpoints.sinks.kafka.staging import StagedMessages
 from dagster_checkpoints.sinks.unwritable import place_error, try_directory
 from dagster_checkpoints.spark.tasks.task_sink import reaching_sink
@@ -153,10 +163,9 @@ def test_a_full_disk_is_named_and_another_attempt_may_succeed(small: Path, rows:
     (small / "filling").write_bytes(b"")
     if kind == "sql":  # an existing database, as SQLite needs pages for the rows
         write(SINKS[kind](small / "out"), rows)
-    with (small / "filling").open("wb", buffering=0) as file:
-        with pytest.raises(OSError, match="No space"):
-            while True:
-                file.write(b"x" * 4096)
+    with (small / "filling").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(b"x" * 4096)
     sink = SINKS[kind](small / "out") if kind != "sql" else SqlSink(f"sqlite:///{small}/out/x.db", "more", retry_for=0.0)
     with pytest.raises(SinkError) as raised:
         write(sink, rows)
@@ -169,7 +178,6 @@ def test_a_full_disk_is_named_and_another_attempt_may_succeed(small: Path, rows:
 
 
 def check_text(error: SinkError, sink: TwoPhaseCommitSink, place: Path, found: str) -> None:
-    import re
 
     assert repeats_by_nature(error), error
     assert isinstance(error, InvalidSinkPath | InvalidSinkDatabase), repr(error)
@@ -248,3 +256,96 @@ def test_links_that_lead_nowhere_or_in_a_circle(tmp_path: Path) -> None:
     for name in ("broken", "circle"):
         with pytest.raises(InvalidSinkPath, match="broken link"):
             try_directory(tmp_path / name / "out", "Sink()")
+
+
+# What `check` compares
+
+
+def columns_file(folder: Path, **columns: pa.Array) -> Path:
+    file = folder / f"{'-'.join(columns)}.parquet"
+    pq.write_table(pa.table(columns).slice(0, 0), file)
+    return file
+
+
+TABLES = {kind: SINKS[kind] for kind in ("files", "delta", "iceberg", "sql")}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize(
+    ("columns", "found"),
+    [
+        ({"n": pa.array(["a"])}, "column 'n'|'n'"),
+        ({"n": pa.array([1], pa.int64()), "more": pa.array([1], pa.int64())}, "'more'"),
+        ({"other": pa.array([1], pa.int64())}, "'n'|'other'"),
+    ],
+    ids=["type", "more", "other"],
+)
+def test_a_check_compares_the_stages_columns_with_those_of_the_table(
+    tmp_path: Path, rows: Path, kind: str, columns: dict[str, Any], found: str
+) -> None:
+    sink = TABLES[kind](tmp_path / "out")
+    write(sink.new_instance(), rows)
+    sink.check_target(CONTEXT, rows)
+    before = {path: path.stat().st_mtime_ns for path in sorted((tmp_path / "out").rglob("*")) if path.suffix != ".db"}
+    with pytest.raises(SinkColumnsMismatch, match=found) as raised:
+        sink.check_target(CONTEXT, columns_file(tmp_path, **columns))
+    assert repeats_by_nature(raised.value)
+    assert {path: path.stat().st_mtime_ns for path in sorted((tmp_path / "out").rglob("*")) if path.suffix != ".db"} == before
+
+
+@pytest.mark.parametrize("kind", ["parquet", "files", "sql"])
+def test_a_check_finds_that_the_place_is_another_stages(tmp_path: Path, rows: Path, kind: str) -> None:
+    sink = SINKS[kind](tmp_path / "out")
+    write(sink.new_instance(), rows)
+    with pytest.raises(SinkPathInUse, match="delays"):
+        sink.check_target(dataclasses.replace(CONTEXT, stage="others"), rows)
+
+
+def test_a_check_refuses_what_the_first_rows_would_be_refused_for(tmp_path: Path) -> None:
+    reserved = columns_file(tmp_path, checkpoint=pa.array([1]))
+    nested = columns_file(tmp_path, nested=pa.array([[1]]))
+    plain = columns_file(tmp_path, n=pa.array([1]))
+    with pytest.raises(ReservedSinkColumn):
+        ParquetSink(tmp_path / "out").check_target(CONTEXT, reserved)
+    with pytest.raises(SinkColumnsMismatch, match="CSV"):
+        FileSink(tmp_path / "out", "csv").check_target(CONTEXT, nested)
+    with pytest.raises(SinkColumnsMismatch, match="partition column 'day'"):
+        FileSink(tmp_path / "out", partition_by="day").check_target(CONTEXT, plain)
+    with pytest.raises(SinkColumnsMismatch, match="day"):
+        DeltaSink(tmp_path / "out", partition_by="day").check_target(CONTEXT, plain)
+    with pytest.raises(SinkColumnsMismatch, match="day"):
+        IcebergSink("a.b", warehouse=tmp_path / "out", key="day").check_target(CONTEXT, plain)
+    with pytest.raises(SinkColumnsMismatch, match="to_json"):
+        SqlSink(f"sqlite:///{tmp_path}/x.db", "t").check_target(CONTEXT, nested)
+    with pytest.raises(SinkColumnsMismatch, match="the key's columns day"):
+        SqlSink(f"sqlite:///{tmp_path}/x.db", "t", key="day").check_target(CONTEXT, plain)
+    with pytest.raises(SinkColumnsMismatch, match="'day'"):
+        KafkaSink("delays", "localhost:1", staging=tmp_path / "s", key="day").check_target(CONTEXT, plain)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.parquet", "n.parquet", "nested.parquet"]
+
+
+def test_a_check_of_a_database_shows_missing_rights(postgresql: Any, tmp_path: Path, rows: Path) -> None:
+    from sqlalchemy import create_engine, text
+
+    engine = create_engine(postgresql.url(), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        for statement in (
+            "DROP TABLE IF EXISTS checked",
+            "CREATE TABLE checked (n bigint)",
+            "DROP ROLE IF EXISTS reader",
+            "CREATE ROLE reader LOGIN PASSWORD 'secret'",
+            "GRANT CREATE, USAGE ON SCHEMA public TO reader",
+            "GRANT SELECT ON checked TO reader",
+        ):
+            connection.execute(text(statement))
+        tables = text("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'")
+        before = connection.execute(tables).scalar_one()
+        SqlSink(postgresql.url(), "checked").check_target(CONTEXT, rows)
+        refused = SqlSink(make_url(postgresql.url()).set(username="reader", password="secret"), "checked")
+        with pytest.raises(InvalidSinkDatabase, match="permission denied"):
+            refused.check_target(CONTEXT, rows)
+        assert connection.execute(tables).scalar_one() == before
+        connection.execute(text("DROP OWNED BY reader"))
+        connection.execute(text("DROP ROLE reader"))
+        connection.execute(text("DROP TABLE checked"))
+    engine.dispose()

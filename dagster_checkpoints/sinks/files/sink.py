@@ -111,8 +111,8 @@ class FileSink(TwoPhaseCommitSink):
             SinkPathInUse: the location belongs to another stage or pipeline; or holds files that no FileSink has written (not
                 with ``at_new_start="keep"``); or holds files of a job with the number that the new job will have.
             SinkColumnsMismatch: the files there have another format or other partition columns (not with ``replace``).
-            InvalidSinkPath: the path is a file.
-            SinkUnavailable: the location cannot be read.
+            InvalidSinkPath: the path is a file, or cannot be written.
+            SinkUnavailable: the location cannot be read, or its file system is full.
         """
         path = local_path(self._url)
         if path is not None and path.exists() and not path.is_dir():
@@ -120,6 +120,8 @@ class FileSink(TwoPhaseCommitSink):
                 f"Stage {context.stage!r} of pipeline {context.pipeline!r}: expected {path} to be a directory or not to exist, "
                 "found a file. Choose another path"
             )
+        if path is not None:
+            try_directory(path, f"Stage {context.stage!r} of pipeline {context.pipeline!r}: {self}")
         files = self._files()
         self._check_stage(files, context)
         check_new_start(files, context, self.at_new_start)

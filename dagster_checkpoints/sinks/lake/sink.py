@@ -99,9 +99,11 @@ class LakeSink(TwoPhaseCommitSink):
             SinkPathInUse: the table holds rows of a job with the number that the new job will have.
             SinkColumnsMismatch: the table asks something of its writers that this sink does not do.
             SinkCannotTakeBack: with ``at_new_start="replace"`` and a key: another program may have rewritten the table's rows.
-            SinkUnavailable: the location cannot be read.
+            InvalidSinkPath: the table's directory cannot be written.
+            SinkUnavailable: the location cannot be read, or its file system is full.
         """
         self._check_names(context)
+        self._try_directory(f"Stage {context.stage!r} of pipeline {context.pipeline!r}: {self}")
         fitting = self._new_fitting()
         with closing(fitting.log):
             if fitting.log.find():
@@ -119,9 +121,7 @@ class LakeSink(TwoPhaseCommitSink):
             SinkUnavailable: the location cannot be read, or is full.
         """
         self._check_names(context)
-        directory = local_path(self.uri) if self.uri is not None else None
-        if directory is not None:
-            try_directory(directory, str(self))
+        self._try_directory(str(self))
         fitting = self._new_fitting()
         with closing(fitting.log):
             fitting.check_rows(rows)
@@ -198,6 +198,11 @@ class LakeSink(TwoPhaseCommitSink):
         if self._instance is None:
             raise SinkNotOpen(f"{self}: expected open(context) before any other call, found that the sink is not open")
         return self._instance
+
+    def _try_directory(self, sink: str) -> None:
+        directory = local_path(self.uri) if self.uri is not None else None
+        if directory is not None:
+            try_directory(directory, sink)
 
     def _check_names(self, context: SinkContext) -> None:
         for what, name in (("pipeline", context.pipeline), ("stage", context.stage), ("attempt", context.attempt)):

@@ -130,9 +130,11 @@ class ParquetSink(TwoPhaseCommitSink):
             SinkHoldsEarlierRows: with ``at_new_start="refuse"``: an earlier job has committed rows to the directory.
             SinkPathInUse: the directory belongs to another stage or pipeline; or holds files that no ParquetSink has written
                 (not with ``at_new_start="keep"``); or holds rows of a job with the number that the new job will have.
-            InvalidSinkPath: the path is a file.
+            InvalidSinkPath: the path is a file, or cannot be written.
+            SinkUnavailable: the file system is full.
         """
         table_directory.check_new_start(self.path, self.at_new_start, context)
+        try_directory(self.path, f"Stage {context.stage!r} of pipeline {context.pipeline!r}: {self}")
 
     def check_target(self, context: SinkContext, rows: Path) -> None:
         """Check that the directory can be written and is the stage's, and that the rows have no column ``checkpoint``.

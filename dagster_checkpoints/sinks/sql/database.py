@@ -156,8 +156,8 @@ class SqlDatabase:
                 full = failure is DatabaseFailure.NO_SPACE and _FULL.search(found)
                 advice = "Free space there, or enlarge its file system" if full else "Look into the server's log"
                 return SinkUnavailable(
-                    f"{where}: expected the database to perform a transaction, found: {found}. {advice}. Nothing is lost: the job "
-                    "continues from its latest checkpoint, and another attempt may succeed"
+                    f"{where}: expected the database to perform a transaction, found: {found}. {advice}. Nothing is lost: the "
+                    "job continues from its latest checkpoint, and another attempt may succeed"
                 )
             case DatabaseFailure.NO_ACCESS:
                 return InvalidSinkDatabase(

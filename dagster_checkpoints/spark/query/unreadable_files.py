@@ -51,9 +51,9 @@ class UnreadableFile:
         if self.column:
             return (
                 f"expected column {self.column!r} of type {self.expected}, as the schema of the source says, in the file "
-                f"{self.file}, found the Parquet type {self.found}. Declare the type that the file has and cast the column behind "
-                "the source, or write the file again; files of both types need a source each, united behind the cast. No row of "
-                "the file was used."
+                f"{self.file}, found the Parquet type {self.found}. Declare the type that the file has and cast the column "
+                "behind the source, or write the file again; files of both types need a source each, united behind the cast. "
+                "No row of the file was used."
             )
         return (
             f"expected that Spark can read the file {self.file}, found: {self.cause}. Write the file again, or move it away if "
