@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from dagster_checkpoints.pipeline.durations import no_seconds
 from dagster_checkpoints.pipeline.errors import InvalidWatermarkError
 
 _MS_PER_UNIT = {
@@ -50,11 +51,9 @@ class Watermark:
         interval_ms(self.lateness)
         if self.idle_after is None:
             return
-        number = isinstance(self.idle_after, int | float) and not isinstance(self.idle_after, bool)
-        if not number or not (0 < self.idle_after < math.inf):
-            raise InvalidWatermarkError(
-                f"idle_after={self.idle_after!r}: expected seconds greater than 0, or None for a source that is never idle."
-            )
+        problem = no_seconds(self.idle_after) or ("" if self.idle_after > 0 else "expected seconds greater than 0")
+        if problem:
+            raise InvalidWatermarkError(f"idle_after={self.idle_after!r}: {problem}; or None for a source that is never idle.")
 
     @property
     def lateness_ms(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, model_validator
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.pipeline.names import suggestion
 
 
@@ -24,6 +25,7 @@ class KnownSettings(BaseModel):
 
     Raises:
         UnknownSettingError: A setting does not exist; the text names it and the most similar known settings.
+        InvalidDurationError: A duration is not a number of seconds.
     """
 
     @model_validator(mode="before")
@@ -36,4 +38,21 @@ class KnownSettings(BaseModel):
                 raise UnknownSettingError(
                     " ".join(f"{cls.__name__} has no setting {name!r}. {suggestion(name, known)}" for name in unknown)
                 )
+            given = {name: data[name] for name in cls._durations() if name in data}
+            check_seconds(cls.__name__, **{name: value for name, value in given.items() if not _is_number(value)})
         return data
+
+    @classmethod
+    def _durations(cls) -> list[str]:
+        """The fields that are durations: numbers whose description says seconds."""
+        kinds = (float, float | None)
+        fields = cls.model_fields.items()
+        return [name for name, field in fields if field.annotation in kinds and "seconds" in (field.description or "")]
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a text is a number, as a variable of the environment has it; pydantic reads it."""
+    try:
+        return isinstance(value, str) and float(value) is not None
+    except ValueError:
+        return False

@@ -17,6 +17,7 @@ import dagster as dg
 from dagster_checkpoints.control import Answer, PipelineControl, PipelineStatus
 from dagster_checkpoints.execution.pipeline_state import describe_end
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, write_cursor
 from dagster_checkpoints.plugin.time_limits import TimeLimit, TimeLimitExceeded
 from dagster_checkpoints.storage import (
@@ -172,6 +173,7 @@ def pipeline_sensor(
         jobs: The jobs that the sensor may launch; None if it launches none.
         storage_seconds: The time limit for all storage calls of a tick.
     """
+    check_seconds(name, minimum_interval_seconds=minimum_interval_seconds)
 
     @dg.sensor(
         name=name,

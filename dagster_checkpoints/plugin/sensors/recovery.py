@@ -12,6 +12,7 @@ import dagster as dg
 
 from dagster_checkpoints.control import PipelineControl, PipelineStatus
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor, write_cursor
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import SensorTick, pipeline_sensor, skip
@@ -43,6 +44,7 @@ class Backoff:
     longest: float = 900.0
 
     def __post_init__(self) -> None:
+        check_seconds("Backoff", first=self.first, longest=self.longest)
         if self.first < 0 or self.factor < 1 or self.longest < self.first:
             raise ValueError(f"expected first >= 0, factor >= 1 and longest >= first, found {self}")
 
@@ -114,6 +116,7 @@ def build_recovery_sensor(
     Raises:
         NotAPipelineAssetError: The assets are not this pipeline's.
     """
+    check_seconds("build_recovery_sensor", reset_after=reset_after)
     keys = frozenset(stage_keys(assets, pipeline).values())
     if not keys:
         raise NotAPipelineAssetError(

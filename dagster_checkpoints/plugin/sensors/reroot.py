@@ -10,6 +10,7 @@ import msgspec
 
 from dagster_checkpoints.control import Answer, NoRunningPipeline, PipelineControl
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
@@ -83,6 +84,7 @@ def build_reroot_sensor(
     Raises:
         NotAPipelineAssetError: The assets are not this pipeline's.
     """
+    check_seconds("build_reroot_sensor", deadline=deadline)
     keys = stage_keys(assets, pipeline)
     if not keys:
         raise NotAPipelineAssetError(

@@ -9,6 +9,7 @@ import dagster as dg
 
 from dagster_checkpoints.control import PipelineControl
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.plugin.savepoints import RESOURCE, SavepointConfig, SavepointRetention
 from dagster_checkpoints.plugin.savepoints.retention import STAMP
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import STORAGE_SECONDS, TRANSIENT, NotRunning, TimedControl
@@ -60,6 +61,7 @@ def build_savepoint_schedule(
     Examples:
         >>> build_savepoint_schedule(pipeline=flights, savepoints=flights_savepoints, cron_schedule="0 * * * *", keep=24)
     """
+    check_seconds("build_savepoint_schedule", deadline=deadline)
     if (keep is not None and keep < 1) or (keep_for is not None and keep_for <= timedelta(0)):
         raise ValueError(f"expected keep >= 1 and keep_for > 0, or None, found keep={keep}, keep_for={keep_for}")
     schedule_name = name or f"{pipeline.name}_savepoints"

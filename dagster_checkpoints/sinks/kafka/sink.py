@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow.parquet as pq
 
+from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.sinks.base import SinkCommit, SinkContext, TwoPhaseCommitSink
 from dagster_checkpoints.sinks.errors import InvalidSinkPath, SinkNotOpen
 from dagster_checkpoints.sinks.kafka.cluster import SET_BY_THE_SINK, KafkaCluster
@@ -279,6 +280,7 @@ def _check_settings(sink: KafkaSink, options: Mapping[str, Any]) -> None:
         )
     if sink.older_restore not in get_args(OlderRestore):
         raise ValueError(f"expected KafkaSink(older_restore='refuse' or 'write_again'), found {sink.older_restore!r}")
+    check_seconds("KafkaSink", retry_for=sink.retry_for)
     if sink.retry_for < 0:
         raise ValueError(f"expected retry_for in seconds, 0 or more, found {sink.retry_for!r}")
     reserved = sorted(SET_BY_THE_SINK & set(options))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 from uuid import uuid4
 
+from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, TwoPhaseCommitSink
 from dagster_checkpoints.sinks.errors import (
     SinkNotOpen,
@@ -347,5 +348,6 @@ def _check_settings(sink: SqlSink) -> None:
             "expected key or checkpoint_column, found both: with a key, a restore of an older checkpoint takes nothing back, "
             "since the job writes the rows again"
         )
+    check_seconds("SqlSink", retry_for=sink.retry_for)
     if sink.retry_for < 0:
         raise ValueError(f"expected retry_for in seconds, 0 or more, found {sink.retry_for!r}")
