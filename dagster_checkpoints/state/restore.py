@@ -289,8 +289,8 @@ def _unclaimed_message(pipeline: PipelineView, metadata: CheckpointMetadata, unc
     if not present & recorded:
         return found + (
             "It has no stage of this pipeline: it is probably of another pipeline of the same name, whose state must not be "
-            "given up. Give this pipeline another name or another storage. If it is the same pipeline, and all of its stages were "
-            f"renamed, keep their state: {renamed}."
+            "given up. Give this pipeline another name or another storage. If it is the same pipeline, and all of its stages "
+            f"were renamed, keep their state: {renamed}."
         )
     kept = f"If the stage was renamed, {renamed}: it then keeps its state. " if new else ""
     back = "Otherwise put it back under that name" if new else "Put the stage back under that name"

@@ -17,6 +17,7 @@ from dagster_checkpoints.spark.query.query_guard import guard_queries
 from dagster_checkpoints.spark.session import executor_probe
 from dagster_checkpoints.spark.session.class_archive import ClassArchive
 from dagster_checkpoints.spark.session.java import configure_java
+from dagster_checkpoints.spark.session.launcher import launch
 from dagster_checkpoints.spark.session.spark_home import lean_spark_home
 from dagster_checkpoints.spark.session.spark_version import check_supported, installed_version
 
@@ -122,6 +123,7 @@ def build_session(config: Mapping[str, Any] | None = None, *, share_classes: boo
 
     Raises:
         JavaNotFound: There is no Java that this Spark can run on.
+        SparkLaunchError: Java has ended before Spark began, for example because of a package that cannot be found.
         SparkSettingError: See :func:`session_config`.
         SparkVersionError: The plugin does not run on the installed version of Spark.
     """
@@ -147,9 +149,11 @@ def build_session(config: Mapping[str, Any] | None = None, *, share_classes: boo
         if share_classes:
             archive = ClassArchive(java_home, settings)
             with archive.offered():
+                launch(settings)
                 spark = builder.getOrCreate()
             archive.make_later(str(spark._jvm.System.getProperty("java.class.path")))  # type: ignore[union-attr]
         else:
+            launch(settings)
             spark = builder.getOrCreate()
     return prepare_session(spark)
 
