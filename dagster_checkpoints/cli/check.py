@@ -59,6 +59,7 @@ def _reports(code: LoadedCode, pipelines: list[Pipeline], *, sinks: bool) -> lis
     from dagster_checkpoints.spark.job.sink_check import check_sinks
     from dagster_checkpoints.spark.session.spark_session import build_session
 
+    code.check_settings()
     settings = code.spark_settings()
     spark = build_session({**settings, "spark.master": "local[1]", "spark.app.name": "dagster-checkpoints check"})
     try:

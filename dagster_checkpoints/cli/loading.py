@@ -20,6 +20,8 @@ from dagster_checkpoints.pipeline import Pipeline
 if TYPE_CHECKING:
     from dagster import Definitions
 
+    from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
+
 _OPTIONS = (
     click.option("-m", "--module", metavar="MODULE", help="Python module with the pipeline, or a Dagster code location."),
     click.option("-f", "--python-file", "file", metavar="FILE", help="Python file with the pipeline, or a code location."),
@@ -124,15 +126,27 @@ class LoadedCode:
         Raises:
             SparkSettingError: checkpoints cannot work with one of the settings.
         """
+        resource = self._resource()
+        return {} if resource is None else resource.spark_settings()
+
+    def check_settings(self) -> None:
+        """Check what a run checks of the settings of that resource before it starts.
+
+        Raises:
+            SparkSettingError: checkpoints cannot work with one of the settings.
+            WorkDirectoryError: the work directory has to be named, since Spark's executors are on other machines.
+        """
+        resource = self._resource()
+        if resource is not None:
+            resource.check_settings()
+
+    def _resource(self) -> CheckpointCoordinatorResource | None:
         if not self.definitions:
-            return {}
+            return None
         from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
 
-        for definitions in self.definitions:
-            for resource in (definitions.resources or {}).values():
-                if isinstance(resource, CheckpointCoordinatorResource):
-                    return resource.spark_settings()
-        return {}
+        resources = [each for definitions in self.definitions for each in (definitions.resources or {}).values()]
+        return next((each for each in resources if isinstance(each, CheckpointCoordinatorResource)), None)
 
     def overview(self) -> str:
         """The pipelines to choose from, for errors."""
