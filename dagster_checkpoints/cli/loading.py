@@ -16,6 +16,7 @@ import click
 
 from dagster_checkpoints.cli.exits import UsageProblem
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.pipeline.own_code import own_frames
 
 if TYPE_CHECKING:
     from dagster import Definitions
@@ -31,6 +32,11 @@ _OPTIONS = (
         metavar="NAME",
         help="Variable that holds the pipeline or the definitions. Default: the only pipeline in the code, or --pipeline.",
     ),
+)
+
+_NEEDS_SESSION = (
+    "\nPySpark needs a session for this, and there is none while code is imported. Write it inside the stage's function; or, for "
+    'a user-defined function, give the type as an object, @F.udf(DoubleType()) instead of @F.udf("double")'
 )
 
 
@@ -220,8 +226,15 @@ def _import(module: str | None, file: str | None) -> ModuleType:
     except UsageProblem:
         raise
     except Exception as error:
-        # The innermost line outside of Python's own import machinery and of this module.
-        traced = traceback.extract_tb(error.__traceback__)
-        frames = [frame for frame in traced if "importlib" not in frame.filename and frame.filename != __file__]
-        location = f"\n  at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        raise CodeNotImported(f"{module or file} cannot be imported: {type(error).__name__}: {error}{location}") from error
+        raise CodeNotImported(_import_problem(module or file or "", error)) from error
+
+
+def _import_problem(code: str, error: Exception) -> str:
+    """The text for code that cannot be imported: the user's own line first."""
+    frames = own_frames(error)
+    at = f" at {frames[-1].filename}:{frames[-1].lineno}: {(frames[-1].line or '').strip()}" if frames else ""
+    raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1:]
+    of_spark = any(f"{os.sep}pyspark{os.sep}" in file for file in raised_in)
+    needs_session = "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error) or (of_spark and isinstance(error, AssertionError))
+    advice = _NEEDS_SESSION if needs_session else ""
+    return f"{code} cannot be imported{at}\n{type(error).__name__}: {error}{advice}"

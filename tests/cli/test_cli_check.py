@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from dagster_checkpoints.cli.exits import UsageProblem
-from dagster_checkpoints.cli.loading import load_code, load_pipeline
+from dagster_checkpoints.cli.loading import CodeNotImported, load_code, load_pipeline
 
 PIPELINE = """
 import dagster as dg
@@ -206,3 +208,20 @@ def test_the_sinks_are_checked_and_nothing_stays_behind(tmp_path: Path) -> None:
     (warning,) = one["warnings"]
     assert warning.startswith("Stage 'away': whether its sink takes its rows is not known: ") and "secret" not in ran.stdout
     assert {path for path in tmp_path.rglob("*") if "__pycache__" not in str(path)} == before
+
+
+@pytest.mark.parametrize("line", ['F.udf("double")(abs)', 'F.window("ts", "1 hour")', 'F.col("v")'])
+def test_what_needs_a_session_at_import_says_where_it_belongs(tmp_path: Path, line: str) -> None:
+    """In one process: without the session that other tests of this process may have."""
+    code = f"from pyspark.sql import functions as F\nfrom pyspark import SparkContext\n{line}\n"
+    (tmp_path / "early.py").write_text(code)
+    active, SparkContext._active_spark_context = SparkContext._active_spark_context, None
+    session, SparkSession._instantiatedSession = SparkSession._instantiatedSession, None
+    try:
+        with pytest.raises(CodeNotImported) as raised:
+            load_code(None, str(tmp_path / "early.py"))
+    finally:
+        SparkContext._active_spark_context, SparkSession._instantiatedSession = active, session
+    first, *rest = str(raised.value).splitlines()
+    assert first.endswith(f"early.py:3: {line}")
+    assert "@F.udf(DoubleType())" in rest[-1] and "inside the stage's function" in rest[-1]

@@ -7,23 +7,16 @@ text. Must not know tasks.
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import sysconfig
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from linecache import getline
-from pathlib import Path
 
 from dagster_checkpoints.pipeline import FunctionSplitSource, FunctionStage, Stage
+from dagster_checkpoints.pipeline.own_code import own_frames
 from dagster_checkpoints.spark.query.error_text import text_of_error
 
-# Python's own code, installed packages, and this package.
-_LIBRARIES = (
-    *(os.path.join(sysconfig.get_path(each), "") for each in ("stdlib", "purelib", "platlib")),
-    os.path.join(Path(__file__).parents[2], ""),
-)
 _WORKER_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)', re.MULTILINE)
 
 
@@ -55,8 +48,8 @@ def own_line(error: BaseException, inside: str | None) -> CodeLine | None:
         within = [frame for frame in frames if frame.file == inside]
         if within:
             return within[-1]
-    own = [frame for frame in in_driver if not frame.file.startswith(_LIBRARIES)]
-    return own[-1] if own else None
+    own = own_frames(error)
+    return CodeLine(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else None
 
 
 def located(error: BaseException, stage: Stage, advice: str = "") -> str:
