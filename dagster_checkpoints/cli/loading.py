@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagster_checkpoints.cli.exits import UsageProblem
+from dagster_checkpoints.own_code import own_frames
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.pipeline.own_code import own_frames
 
 if TYPE_CHECKING:
     from dagster import Definitions
@@ -144,7 +144,9 @@ class LoadedCode:
         """
         resource = self._resource()
         if resource is not None:
-            resource.check_settings()
+            from dagster_checkpoints.spark.session.work_directory import check_work_directory_named
+
+            check_work_directory_named(resource.spark_settings()["spark.master"], named=bool(resource.work_directory))
 
     def _resource(self) -> CheckpointCoordinatorResource | None:
         if not self.definitions:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import timedelta
 
 from dagster_checkpoints.pipeline.errors import InvalidDurationError
 
@@ -59,8 +58,9 @@ def check_seconds(where: str, **settings: object) -> None:
 
 
 def _meant(value: object) -> float | None:
-    if isinstance(value, timedelta):
-        return value.total_seconds()
+    total_seconds = getattr(value, "total_seconds", None)  # of a timedelta
+    if callable(total_seconds):
+        return float(total_seconds())
     found = _TEXT.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         return None

@@ -328,7 +328,8 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         log: logging.Logger,
     ) -> JobExecution:
         storage = self.checkpoint_storage(pipeline, instance=context.instance)
-        spark_config = self.check_settings()
+        spark_config = self.spark_settings()
+        check_work_directory_named(spark_config["spark.master"], named=bool(self.work_directory))
         all_selected = assets.selected == {stage.name for stage in pipeline.stages}
         return JobExecution(
             pipeline,
@@ -384,17 +385,6 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             SparkSettingError: Checkpoints do not work with one of the settings.
         """
         return session_config(dict(flatten_dict(self._chosen_spark_config())))
-
-    def check_settings(self) -> dict[str, str]:
-        """Check the settings as each run does before it starts. Returns what :meth:`spark_settings` returns.
-
-        Raises:
-            SparkSettingError: Checkpoints do not work with one of the settings.
-            WorkDirectoryError: The work directory has to be named, since Spark's executors are on other machines.
-        """
-        spark_config = self.spark_settings()
-        check_work_directory_named(spark_config["spark.master"], named=bool(self.work_directory))
-        return spark_config
 
     def _chosen_spark_config(self) -> dict[str, Any]:
         shared = self.spark.spark_config if isinstance(self.spark, LazyPySparkResource) else {}

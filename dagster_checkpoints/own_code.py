@@ -9,7 +9,7 @@ from pathlib import Path
 
 _LIBRARIES = (
     *(os.path.join(sysconfig.get_path(each), "") for each in ("stdlib", "purelib", "platlib")),
-    os.path.join(Path(__file__).parents[1], ""),
+    os.path.join(Path(__file__).parent, ""),
     "<frozen ",
 )
 
