@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 @click.command()
 @code_options
 @click.option("--pipeline", metavar="NAME", help="Only the pipeline of this name. Default: all pipelines in the code.")
+@click.option("--without-sinks", is_flag=True, help="Check plans only, on a machine that does not reach the sinks.")
 @click.option("--json", "as_json", is_flag=True, help="JSON, for programs.")
-def check(module: str | None, file: str | None, attribute: str | None, pipeline: str | None, as_json: bool) -> None:
-    """Build and check the plan of every stage, as a run would at its start. For continuous integration.
+def check(
+    module: str | None, file: str | None, attribute: str | None, pipeline: str | None, without_sinks: bool, as_json: bool
+) -> None:
+    """Build and check the plan of every stage, as a run would at its start, and its sink. For continuous integration.
 
-    The functions of the stages are called, so the inputs that a source opens have to exist; they are not read. No storage and no
-    sink is used. Spark runs in this process, with the settings of the code location's CheckpointCoordinatorResource and one core.
-    Exit code 1 if a stage cannot run or the code cannot be imported.
+    The functions of the stages are called, so the inputs that a source opens have to exist; they are not read. Of each sink it is
+    checked that its place can be written and that the columns of the stage fit: nothing stays behind, and no table is created. A
+    sink that cannot be reached gives a warning. No storage is used. Spark runs in this process, with the settings of the code
+    location's CheckpointCoordinatorResource and one core. Exit code 1 if a stage cannot run or the code cannot be imported.
     """
     click.get_current_context().find_root().meta[JSON] = as_json
     try:
@@ -35,7 +39,7 @@ def check(module: str | None, file: str | None, attribute: str | None, pipeline:
         _report_import(error, as_json)
         click.get_current_context().exit(int(Exit.FAILED))
     pipelines = code.one_or_more(attribute, pipeline)
-    reports = _reports(code, pipelines)
+    reports = _reports(code, pipelines, sinks=not without_sinks)
     if as_json:
         write_json(
             {
@@ -50,14 +54,20 @@ def check(module: str | None, file: str | None, attribute: str | None, pipeline:
         click.get_current_context().exit(int(Exit.FAILED))
 
 
-def _reports(code: LoadedCode, pipelines: list[Pipeline]) -> list[PlanReport]:
+def _reports(code: LoadedCode, pipelines: list[Pipeline], *, sinks: bool) -> list[PlanReport]:
     from dagster_checkpoints.spark.job.plan_check import check_plans
+    from dagster_checkpoints.spark.job.sink_check import check_sinks
     from dagster_checkpoints.spark.session.spark_session import build_session
 
+    code.check_settings()
     settings = code.spark_settings()
     spark = build_session({**settings, "spark.master": "local[1]", "spark.app.name": "dagster-checkpoints check"})
     try:
-        return [check_plans(pipeline, spark) for pipeline in pipelines]
+        reports = [check_plans(pipeline, spark) for pipeline in pipelines]
+        for pipeline, report in zip(pipelines, reports, strict=True):
+            if sinks:
+                check_sinks(pipeline, spark, report)
+        return reports
     finally:
         spark.stop()
 

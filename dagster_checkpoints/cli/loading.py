@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagster_checkpoints.cli.exits import UsageProblem
+from dagster_checkpoints.own_code import own_frames
 from dagster_checkpoints.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from dagster import Definitions
+
+    from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
 
 _OPTIONS = (
     click.option("-m", "--module", metavar="MODULE", help="Python module with the pipeline, or a Dagster code location."),
@@ -29,6 +32,11 @@ _OPTIONS = (
         metavar="NAME",
         help="Variable that holds the pipeline or the definitions. Default: the only pipeline in the code, or --pipeline.",
     ),
+)
+
+_NEEDS_SESSION = (
+    "\nPySpark needs a session for this, and there is none while code is imported. Write it inside the stage's function; or, for "
+    'a user-defined function, give the type as an object, @F.udf(DoubleType()) instead of @F.udf("double")'
 )
 
 
@@ -124,15 +132,29 @@ class LoadedCode:
         Raises:
             SparkSettingError: checkpoints cannot work with one of the settings.
         """
+        resource = self._resource()
+        return {} if resource is None else resource.spark_settings()
+
+    def check_settings(self) -> None:
+        """Check what a run checks of the settings of that resource before it starts.
+
+        Raises:
+            SparkSettingError: checkpoints cannot work with one of the settings.
+            WorkDirectoryError: the work directory has to be named, since Spark's executors are on other machines.
+        """
+        resource = self._resource()
+        if resource is not None:
+            from dagster_checkpoints.spark.session.work_directory import check_work_directory_named
+
+            check_work_directory_named(resource.spark_settings()["spark.master"], named=bool(resource.work_directory))
+
+    def _resource(self) -> CheckpointCoordinatorResource | None:
         if not self.definitions:
-            return {}
+            return None
         from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
 
-        for definitions in self.definitions:
-            for resource in (definitions.resources or {}).values():
-                if isinstance(resource, CheckpointCoordinatorResource):
-                    return resource.spark_settings()
-        return {}
+        resources = [each for definitions in self.definitions for each in (definitions.resources or {}).values()]
+        return next((each for each in resources if isinstance(each, CheckpointCoordinatorResource)), None)
 
     def overview(self) -> str:
         """The pipelines to choose from, for errors."""
@@ -206,8 +228,15 @@ def _import(module: str | None, file: str | None) -> ModuleType:
     except UsageProblem:
         raise
     except Exception as error:
-        # The innermost line outside of Python's own import machinery and of this module.
-        traced = traceback.extract_tb(error.__traceback__)
-        frames = [frame for frame in traced if "importlib" not in frame.filename and frame.filename != __file__]
-        location = f"\n  at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        raise CodeNotImported(f"{module or file} cannot be imported: {type(error).__name__}: {error}{location}") from error
+        raise CodeNotImported(_import_problem(module or file or "", error)) from error
+
+
+def _import_problem(code: str, error: Exception) -> str:
+    """The text for code that cannot be imported: the user's own line first."""
+    frames = own_frames(error)
+    at = f" at {frames[-1].filename}:{frames[-1].lineno}: {(frames[-1].line or '').strip()}" if frames else ""
+    raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1:]
+    of_spark = any(f"{os.sep}pyspark{os.sep}" in file for file in raised_in)
+    needs_session = "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error) or (of_spark and isinstance(error, AssertionError))
+    advice = _NEEDS_SESSION if needs_session else ""
+    return f"{code} cannot be imported{at}\n{type(error).__name__}: {error}{advice}"

@@ -23,6 +23,7 @@ from dagster_checkpoints.cli.output import (
     write,
     write_json,
 )
+from dagster_checkpoints.cli.seconds import Seconds
 from dagster_checkpoints.cli.storage_options import StorageOptions, asked_by, storage_options
 from dagster_checkpoints.control import NO_RUNNING_PIPELINE, Answer, ControlRequest, PipelineControl, RequestHandle
 from dagster_checkpoints.storage import CheckpointStorage, StorageError
@@ -63,7 +64,7 @@ def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
 _REQUEST_OPTIONS = (
     click.option(
         "--deadline",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Seconds(min=0, min_open=True),
         default=600.0,
         metavar="SECONDS",
         show_default=True,
@@ -153,7 +154,7 @@ def end_source(options: StorageOptions, sending: RequestOptions, stage: str, ins
 @click.option("--wait", is_flag=True, help="Wait for the answer to REQUEST_ID.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min=0, min_open=True),
     default=600.0,
     metavar="SECONDS",
     show_default=True,

@@ -11,6 +11,7 @@ import click
 
 from dagster_checkpoints.cli.exits import Exit
 from dagster_checkpoints.cli.output import console, seconds_in_words, write, write_json, write_json_line
+from dagster_checkpoints.cli.seconds import Seconds
 from dagster_checkpoints.cli.status_view import current, status_as_json, status_as_text
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
 from dagster_checkpoints.control import SILENT_INTERVALS, PipelineStatus, last_sign, read_status
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--once", is_flag=True, help="Show the progress once and end.")
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.1),
+    type=Seconds(min=0.1),
     default=2.0,
     metavar="SECONDS",
     show_default=True,

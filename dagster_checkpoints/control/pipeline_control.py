@@ -25,6 +25,7 @@ from dagster_checkpoints.control.requests import (
 from dagster_checkpoints.control.status import PipelineStatus, read_status
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end, describe_owner
+from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 from dagster_checkpoints.storage.errors import StorageUnavailable, UnknownRequest
 from dagster_checkpoints.storage.layout import validate_request_id
@@ -262,6 +263,7 @@ class PipelineControl:
         return f"pipeline {self.pipeline!r} ({self.url})"
 
     def _send(self, kind: RequestKind, request_id: str | None, deadline: float, **arguments: object) -> RequestHandle:
+        check_seconds(kind, deadline=deadline)
         request = ControlRequest(
             request_id=request_id if request_id is not None else f"{kind.replace('_', '-')}-{uuid4().hex[:12]}",
             kind=kind,

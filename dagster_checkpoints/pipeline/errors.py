@@ -37,6 +37,10 @@ class InvalidWatermarkError(PipelineDefinitionError):
     """An event-time column, a lateness or an idle time-out cannot be used."""
 
 
+class InvalidDurationError(PipelineDefinitionError):
+    """A duration is not a number of seconds."""
+
+
 class SourceWithInputsError(PipelineDefinitionError):
     """A source reads another stage."""
 

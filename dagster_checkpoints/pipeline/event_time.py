@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from dagster_checkpoints.pipeline.durations import no_seconds
 from dagster_checkpoints.pipeline.errors import InvalidWatermarkError
-from dagster_checkpoints.pipeline.number_values import is_number
 
 _MS_PER_UNIT = {
     "microsecond": Fraction(1, 1000),
@@ -51,10 +51,9 @@ class Watermark:
         interval_ms(self.lateness)
         if self.idle_after is None:
             return
-        if not is_number(self.idle_after, above=0):
-            raise InvalidWatermarkError(
-                f"idle_after={self.idle_after!r}: expected seconds greater than 0, or None for a source that is never idle."
-            )
+        problem = no_seconds(self.idle_after, above=0)
+        if problem:
+            raise InvalidWatermarkError(f"idle_after={self.idle_after!r}: {problem}; or None for a source that is never idle.")
 
     @property
     def lateness_ms(self) -> int:

@@ -17,6 +17,7 @@ import msgspec
 from dagster_checkpoints.pipeline.checks import CheckFunction, CommitCheck
 from dagster_checkpoints.pipeline.context import InputAsset, StageContext
 from dagster_checkpoints.pipeline.decorators import OfFunction, with_idle_after
+from dagster_checkpoints.pipeline.durations import no_seconds
 from dagster_checkpoints.pipeline.edges import StageInput
 from dagster_checkpoints.pipeline.errors import InvalidSplitError, InvalidSplitSourceError
 from dagster_checkpoints.pipeline.event_time import Watermark
@@ -96,10 +97,9 @@ class SplitSource(Stage):
                 f'{self.where}: expected the columns of its rows, found no schema. Set schema="day DATE, delay INT", or a '
                 "StructType: the stages behind the source are planned before the first split is read."
             )
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0.1:
-            raise InvalidSplitSourceError(
-                f"{self.where}: expected discovery_interval of at least 0.1 seconds, found {seconds!r}."
-            )
+        problem = no_seconds(seconds, least=0.1)
+        if problem:
+            raise InvalidSplitSourceError(f"{self.where}: discovery_interval: {problem}.")
         self.split_interval = self.discovery_interval = float(seconds)
         try:
             self._decoder = msgspec.json.Decoder(self.split_type)

@@ -11,6 +11,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, model_validator
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.pipeline.names import suggestion
 
 
@@ -27,7 +28,8 @@ class KnownSettings(BaseModel):
 
     Raises:
         UnknownSettingError: A setting does not exist; the text names it and the most similar known settings.
-        pydantic.ValidationError: A number is none.
+        InvalidDurationError: A duration is no number of seconds but a text or a timedelta.
+        pydantic.ValidationError: A number is not finite, or a truth value.
     """
 
     @model_validator(mode="before")
@@ -40,6 +42,8 @@ class KnownSettings(BaseModel):
                 raise UnknownSettingError(
                     " ".join(f"{cls.__name__} has no setting {name!r}. {suggestion(name, known)}" for name in unknown)
                 )
+            given = {name: data[name] for name in cls._durations() if name in data}
+            check_seconds(cls.__name__, **{name: value for name, value in given.items() if not _reads_as_number(value)})
         return data
 
     @model_validator(mode="before")
@@ -53,3 +57,18 @@ class KnownSettings(BaseModel):
             if isinstance(value, bool) or not math.isfinite(value):
                 raise ValueError(f"{cls.__name__}({name}={value!r}): expected a finite number.")
         return data
+
+    @classmethod
+    def _durations(cls) -> list[str]:
+        """The fields that are durations: numbers whose description says seconds."""
+        kinds = (float, float | None)
+        fields = cls.model_fields.items()
+        return [name for name, field in fields if field.annotation in kinds and "seconds" in (field.description or "")]
+
+
+def _reads_as_number(value: Any) -> bool:
+    """Whether pydantic reads a value as a number: also a text, as a variable of the environment has it."""
+    try:
+        return isinstance(value, int | float) or (isinstance(value, str) and float(value) is not None)
+    except ValueError:
+        return False

@@ -148,6 +148,22 @@ class TwoPhaseCommitSink(ABC):
             SinkError: the new job must not write to the target. The text says what was found, where, and what the choices are.
         """
 
+    def check_target(self, context: SinkContext, rows: Path) -> None:  # noqa: B027 - optional
+        """Refuse a target that cannot take the stage's rows, as far as that can be known without a run.
+
+        Called by ``dagster-checkpoints check`` on the configured sink (not on an instance's copy), once for each stage. It tries
+        to write where that leaves nothing behind that a reader sees, and compares the columns. A sink that refuses something
+        when it is opened, or with the first rows, refuses it here as well if it can.
+
+        Args:
+            context: the stage's first instance; ``job_id`` is 0, ``attempt`` and ``history`` are empty: no job is known.
+            rows: a Parquet file without rows that has the stage's columns, as Spark writes them.
+
+        Raises:
+            SinkError: the sink could not write the rows. An error with ``repeats = False`` says that it could not be found out,
+                for example because a server does not answer: ``check`` then warns.
+        """
+
     @abstractmethod
     def open(self, context: SinkContext) -> None:
         """Prepare for writing; the first call to an instance's copy."""

@@ -95,12 +95,24 @@ class EndlessSourceError(StageError):
     repeats: ClassVar[bool] = True
 
 
+class StageSinkError(StageError):
+    """A stage's sink cannot be written, or does not take the stage's rows: found before a run."""
+
+    repeats: ClassVar[bool] = True
+
+
 class StageFailedError(StageError):
     """A stage raised while it ran."""
 
 
 class StagePlanFailedError(StageFailedError):
     """A stage raised while it ran because Spark refuses its plan, for example a column that does not exist."""
+
+    repeats: ClassVar[bool] = True
+
+
+class SourceFileError(StageFailedError):
+    """A file of a source has a column of another type than the source's schema says."""
 
     repeats: ClassVar[bool] = True
 

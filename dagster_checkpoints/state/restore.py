@@ -7,7 +7,7 @@ Source: FLIP-147; Flink's VertexFinishedStateChecker and StateAssignmentOperatio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -105,7 +105,8 @@ class RestorePlan:
             for each in replaced_inputs(stage).values():
                 found.append(f"{stage.name!r} keeps its state, and reads {each.stage!r} in place of {each.before!r}.")
         if self.new_stages:
-            found.append(f"The checkpoint has no state of {_names(self.new_stages)}, which begin without it.")
+            begin = "begins" if len(self.new_stages) == 1 else "begin"
+            found.append(f"The checkpoint has no state of {_names(self.new_stages)}, which {begin} without it.")
         if self.dropped:
             found.append(f"The state of {_names(self.dropped)} is left behind.")
         return tuple(found)
@@ -250,10 +251,11 @@ def _finished_message(stage: StageMetadata, source: str, upstream: StageMetadata
         found = f"is only partly finished (instances {_list(upstream.finished)})"
     else:
         found = "is still running"
+    renamed = f"If {source!r} was renamed, write its former name as its uid. Otherwise take" if upstream is None else "Take"
     return (
         f"Stage {stage.name!r} is {state} in {where}, so its predecessor {source!r} over {pattern.name} must be {expected}; "
-        f"but {source!r} {found}. Its records would not be read. Take {source!r} out of the inputs of {stage.name!r}, give "
-        f"{stage.name!r} another name so that it starts without state, or start the pipeline without this checkpoint."
+        f"but {source!r} {found}. Its records would not be read. {renamed} {source!r} out of the inputs of {stage.name!r}, "
+        f"give {stage.name!r} another name so that it starts without state, or start the pipeline without this checkpoint."
     )
 
 
@@ -265,12 +267,36 @@ def _unclaimed(pipeline: PipelineView, metadata: CheckpointMetadata, allowed: bo
         s.name for s in metadata.stages if s.name not in present and (not s.fully_finished or s.enumerator is not None)
     )
     if with_state and not allowed:
-        raise NonRestoredState(
-            f"{where[0].upper()}{where[1:]} holds state of {_names(with_state)}, which the pipeline "
-            f"{pipeline.name!r} does not have (it has {_names(sorted(present))}). Put the stage back under that name, or set "
-            "allow_non_restored_state to leave its state behind."
-        )
+        raise NonRestoredState(_unclaimed_message(pipeline, metadata, with_state, where))
     return gone
+
+
+def _unclaimed_message(pipeline: PipelineView, metadata: CheckpointMetadata, unclaimed: Sequence[str], where: str) -> str:
+    """The text for state without a stage: after a rename the uid keeps it; in another pipeline's checkpoint nothing is to do."""
+    present, recorded = {stage.name for stage in pipeline.stages}, {stage.name for stage in metadata.stages}
+    new = sorted(present - recorded)
+    uids = [name.removeprefix("uid ") for name in unclaimed]
+    found = (
+        f"{where[0].upper()}{where[1:]} holds state of {_names(unclaimed)}, which the pipeline {pipeline.name!r} does not have "
+        f"(it has {_names(sorted(present))}). "
+    )
+    renamed = (
+        f"write uid={uids[0]!r} at {new[0]!r}"
+        if len(new) == len(uids) == 1
+        else f"write its former name as its uid ({' or '.join(f'uid={uid!r}' for uid in uids)})"
+        + (f" at the one of {_names(new)} that it is now" if new else "")
+    )
+    if not present & recorded:
+        return found + (
+            "It has no stage of this pipeline: it is probably of another pipeline of the same name, whose state must not be "
+            "given up. Give this pipeline another name or another storage. If it is the same pipeline, and all of its stages "
+            f"were renamed, keep their state: {renamed}."
+        )
+    kept = f"If the stage was renamed, {renamed}: it then keeps its state. " if new else ""
+    back = "Otherwise put it back under that name" if new else "Put the stage back under that name"
+    return found + (
+        f"{kept}{back}; or, if it was removed on purpose, set allow_non_restored_state, which loses its state for ever."
+    )
 
 
 def _key_groups(pipeline: PipelineView, recorded: Mapping[str, StageMetadata], chosen: Mapping[str, int]) -> Mapping[str, int]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from dagster_checkpoints.cli.exits import UsageProblem
-from dagster_checkpoints.cli.loading import load_code, load_pipeline
+from dagster_checkpoints.cli.loading import CodeNotImported, load_code, load_pipeline
 
 PIPELINE = """
 import dagster as dg
@@ -51,7 +56,7 @@ def history(context):
 
 @stage
 def total(history):
-    return history.select(history.value)
+    return history.select("value")
 
 @stage(sink=ParquetSink("behind"))
 def behind(total):
@@ -61,7 +66,7 @@ def behind(total):
 def ending(context):
     return context.spark.range(3)
 
-@stage(sink=ParquetSink("sound"))
+@stage(sink=ParquetSink("mistakes.py/sound"))  # no place to write to
 def sound(history):
     return history
 
@@ -84,7 +89,7 @@ def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_all_mistakes_of_all_pipelines_are_reported_together(tmp_path: Path) -> None:
     (tmp_path / "mistakes.py").write_text(PIPELINE + MISTAKES)
     before = sorted(tmp_path.rglob("*"))
-    ran = check(tmp_path, "-f", "mistakes.py", "--json")
+    ran = check(tmp_path, "-f", "mistakes.py", "--json", "--without-sinks")
     assert ran.returncode == 1, ran.stderr
     told = json.loads(ran.stdout)
     sales, clicks = told["pipelines"]
@@ -98,7 +103,9 @@ def test_all_mistakes_of_all_pipelines_are_reported_together(tmp_path: Path) -> 
         "kept": "unchecked",
     }
     messages = {stage["name"]: stage.get("message", "") for stage in sales["stages"] + clicks["stages"]}
-    assert "mistakes.py:" in messages["total"] and "`value`" in messages["total"]
+    first, *rest = messages["total"].splitlines()
+    assert re.match(r"Stage 'total' .* failed at .*mistakes\.py:\d+, in total: return history\.select\(\"value\"\)", first)
+    assert rest[0].startswith("AnalysisException: [UNRESOLVED_COLUMN") and "+-" not in messages["total"]
     assert "declare the source @bounded_source" in messages["ending"]
     assert [stage["because_of"] for stage in sales["stages"] if stage["result"] == "unchecked"] == ["total"]
     assert any("maxFilesPerTrigger" in warning for warning in sales["warnings"])
@@ -135,3 +142,86 @@ def test_a_pipeline_of_a_variable_and_of_assets_is_one(tmp_path: Path) -> None:
     code = load_code(None, str(tmp_path / "both.py"))
     assert list(code.pipelines) == ["mine"]
     assert code.one_or_more(None, None) == [code.pipelines["mine"]]
+
+
+SINKS = """
+from dagster_checkpoints import DeltaSink, FileSink, IcebergSink, SqlSink
+
+@bounded_source(sink=DeltaSink("delta"))
+def fitting(context):
+    return context.spark.range(3)
+
+@bounded_source(sink=DeltaSink("delta", at_new_start="keep"))
+def unfit(context):
+    return context.spark.range(3).selectExpr("CAST(id AS string) AS id")
+
+@bounded_source(sink=SqlSink("sqlite:///shop.db", "sales"))
+def sales(context):
+    return context.spark.range(3)
+
+@bounded_source(sink=ParquetSink("location.py/out"))
+def unwritable(context):
+    return context.spark.range(3)
+
+@bounded_source(sink=ParquetSink("others"))
+def foreign(context):
+    return context.spark.range(3)
+
+@bounded_source(sink=SqlSink("postgresql+psycopg://me:secret@localhost:1/shop", "sales"))
+def away(context):
+    return context.spark.range(3)
+
+one = Pipeline("one", [fitting, sales, unwritable, foreign, away])
+two = Pipeline("two", [unfit])
+"""
+
+
+def test_the_sinks_are_checked_and_nothing_stays_behind(tmp_path: Path) -> None:
+    import sqlite3
+
+    from deltalake import write_deltalake
+
+    (tmp_path / "location.py").write_text(PIPELINE + SINKS)
+    write_deltalake(str(tmp_path / "delta"), pa.table({"id": pa.array([1], pa.int64())}))
+    with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        connection.execute("CREATE TABLE sales (id TEXT NOT NULL, more TEXT NOT NULL)")
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / ".sink.json").write_text('{"pipeline": "elsewhere", "stage": "foreign"}')
+    before = {path for path in tmp_path.rglob("*")}
+    ran = check(tmp_path, "-f", "location.py", "--json")
+    assert ran.returncode == 1, ran.stderr
+    one, two = json.loads(ran.stdout)["pipelines"]
+    found = {stage["name"]: stage for stage in one["stages"] + two["stages"]}
+    assert {name: stage["result"] for name, stage in found.items()} == {
+        "fitting": "passed",
+        "sales": "failed",
+        "unwritable": "failed",
+        "foreign": "failed",
+        "away": "passed",
+        "unfit": "failed",
+    }
+    assert {stage["error"] for stage in found.values() if "error" in stage} == {"StageSinkError"}
+    assert "location.py:" in found["sales"]["message"] and "'id'" in found["sales"]["message"]
+    assert "A part of the path is a file" in found["unwritable"]["message"]
+    assert "stage 'foreign' of pipeline 'elsewhere' writes there" in found["foreign"]["message"]
+    assert "column 'id'" in found["unfit"]["message"]
+    (warning,) = one["warnings"]
+    assert warning.startswith("Stage 'away': whether its sink takes its rows is not known: ") and "secret" not in ran.stdout
+    assert {path for path in tmp_path.rglob("*") if "__pycache__" not in str(path)} == before
+
+
+@pytest.mark.parametrize("line", ['F.udf("double")(abs)', 'F.window("ts", "1 hour")', 'F.col("v")'])
+def test_what_needs_a_session_at_import_says_where_it_belongs(tmp_path: Path, line: str) -> None:
+    """In one process: without the session that other tests of this process may have."""
+    code = f"from pyspark.sql import functions as F\nfrom pyspark import SparkContext\n{line}\n"
+    (tmp_path / "early.py").write_text(code)
+    active, SparkContext._active_spark_context = SparkContext._active_spark_context, None
+    session, SparkSession._instantiatedSession = SparkSession._instantiatedSession, None
+    try:
+        with pytest.raises(CodeNotImported) as raised:
+            load_code(None, str(tmp_path / "early.py"))
+    finally:
+        SparkContext._active_spark_context, SparkSession._instantiatedSession = active, session
+    first, *rest = str(raised.value).splitlines()
+    assert first.endswith(f"early.py:3: {line}")
+    assert "@F.udf(DoubleType())" in rest[-1] and "inside the stage's function" in rest[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from typing import Any
 
@@ -12,7 +13,15 @@ from dagster_checkpoints.coordination import FixedDelayRestart
 from dagster_checkpoints.errors import DagsterCheckpointsError, repeats_by_nature
 from dagster_checkpoints.pipeline import Pipeline, Stage, bounded_source, stage, unbounded_source
 from dagster_checkpoints.pipeline.errors import UnknownStageError
-from dagster_checkpoints.sinks import ReservedSinkColumn, SinkError, SinkPathInUse, SinkTransactionConflict
+from dagster_checkpoints.sinks import (
+    ParquetSink,
+    ReservedSinkColumn,
+    SinkError,
+    SinkPathInUse,
+    SinkTransactionConflict,
+    SqlSink,
+)
+from dagster_checkpoints.sinks.errors import InvalidSinkPath
 from dagster_checkpoints.spark import errors
 from dagster_checkpoints.spark.job.events import JobRestarting
 from dagster_checkpoints.state import RestoreError
@@ -126,3 +135,53 @@ def test_a_sink_path_that_belongs_to_another_stage_fails_the_resumption_at_once(
     failed = job.result()
     assert failed.status == "FAILED" and not job.of(JobRestarting), job.story()
     assert "pipeline 'somebody_elses' writes there" in str(failed.error)
+
+
+def test_a_sinks_place_that_cannot_be_written_fails_the_run_at_once(lab: Any) -> None:
+    (lab.folder / "a file").write_text("")
+    sink = SqlSink(f"sqlite:///{lab.folder}/a file/out/x.db", "numbers")
+
+    @bounded_source(sink=sink)
+    def numbers(context):
+        return lab.stream("numbers", ROWS)
+
+    lab.put("numbers", ROWS, [("a", 1)])
+    job = lab.start(Pipeline("unwritable", [numbers]), restart=FixedDelayRestart(3, 0.1))
+    failed = job.result()
+    assert failed.status == "FAILED" and not job.of(JobRestarting), job.story()
+    text = str(failed.error)
+    assert f"the stage that {numbers.location} defines" in text and "pathlib" not in text
+    assert f"{sink}: expected to write to sqlite:///{lab.folder}/a file/out/x.db, found: Not a directory " in text
+    assert "A part of the path is a file, not a directory: choose another place, or move that file away" in text
+
+
+def test_a_new_start_meets_an_unwritable_place_before_spark(lab: Any) -> None:
+    (lab.folder / "a file").write_text("")
+
+    @bounded_source(sink=lab.sink("a file/out"))
+    def numbers(context):
+        return lab.stream("numbers", ROWS)
+
+    job = lab.start(Pipeline("unwritable", [numbers]), restart=FixedDelayRestart(3, 0.1))
+    with pytest.raises(InvalidSinkPath, match=r"numbers' of pipeline 'unwritable': ParquetSink.*is a file, not a directory"):
+        job.result()
+
+
+def test_a_run_whose_sink_found_no_space_goes_on_when_there_is_some(lab: Any) -> None:
+    class Full(ParquetSink):
+        def commit(self, transaction: str) -> Any:
+            if not (lab.folder / "space").exists():
+                (lab.folder / "space").touch()
+                raise OSError(errno.ENOSPC, "No space left on device", str(self.path / "part-0"))
+            return super().commit(transaction)
+
+    @bounded_source(sink=Full(lab.folder / "out"))
+    def numbers(context):
+        return lab.stream("numbers", ROWS)
+
+    lab.put("numbers", ROWS, [("a", 1)])
+    job = lab.start(Pipeline("full", [numbers]), restart=FixedDelayRestart(3, 0.1))
+    assert job.finished().status == "FINISHED"
+    (restart,) = job.of(JobRestarting)
+    assert "MB are free. Free space there, or enlarge the file system" in str(restart)
+    assert lab.count() == 1

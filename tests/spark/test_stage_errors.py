@@ -65,7 +65,7 @@ def column_without_a_type(flights: Any) -> Any:
 @pytest.mark.parametrize(
     ("function", "error", "texts"),
     [
-        (no_dataframe, StageResultError, ["to return a DataFrame, found list", "test_stage_errors.py:"]),
+        (no_dataframe, StageResultError, ["to return a Spark DataFrame, found a list", "test_stage_errors.py:"]),
         (own_watermark, StageWatermarkError, ["withWatermark", "already carries one", "at its source"]),
         (window_struct, EventTimeError, ["found 'ts' of type struct", "F.window_time('ts')", "event_time="]),
         (no_time_zone, EventTimeError, ["timestamp_ntz", "cast('timestamp')", "no time zone"]),
@@ -251,5 +251,5 @@ def test_a_failing_stage_ends_the_batches_of_the_others_without_an_error_in_spar
     finally:
         threads.setDefaultUncaughtExceptionHandler(None)
     assert marker.exists()
-    assert re.search(r"Stage 'raises' .*ValueError: no database\n  at .*, in process_batch: raise ValueError", str(error))
+    assert re.search(r"Stage 'raises' .*: failed at .* in process_batch: raise ValueError.*\nValueError: no database", str(error))
     assert uncaught.found == []

@@ -58,6 +58,13 @@ def checkpoint(
     return CheckpointMetadata("flights", 7, stages=stages, chains=chains)
 
 
+def foreign(*names: str) -> CheckpointMetadata:
+    """A checkpoint of a pipeline of the same name that has other stages."""
+    tasks = {name: {0: TaskSnapshot(stages={name: StageInstanceSnapshot()})} for name in names}
+    stages = tuple(StageMetadata(name, 1, ("0",)) for name in names)
+    return CheckpointMetadata("flights", 7, stages=stages, chains=tuple(ChainMetadata(n, (n,), tasks[n]) for n in names))
+
+
 def union(finished: tuple[int, ...]) -> CheckpointMetadata:
     """`live` has union list state; the instances that have not finished wait at their end of data."""
     state = StageInstanceSnapshot(operator_states=(OperatorState("offsets", "union"),))
@@ -92,14 +99,29 @@ CASES: list[tuple[Callable[[], object], str]] = [
         lambda: validate_restore(pipeline(), checkpoint({"totals": (0, 1)}, without="counts")),
         "Stage 'totals' is fully finished in checkpoint 7 of pipeline 'flights', so its predecessor 'counts' over POINTWISE "
         "must be fully finished; but 'counts' is not in the checkpoint, so it would run from its beginning. Its records would"
-        " not be read. Take 'counts' out of the inputs of 'totals', give 'totals' another name so that it starts without state, "
+        " not be read. If 'counts' was renamed, write its former name as its uid. Otherwise take "
+        "'counts' out of the inputs of 'totals', give 'totals' another name so that it starts without state, "
         "or start the pipeline without this checkpoint.",
     ),
     (
         lambda: validate_restore(pipeline(), checkpoint(extra="gone")),
         "Checkpoint 7 of pipeline 'flights' holds state of 'gone', which the pipeline 'flights' does not have (it has "
-        "'counts', 'live', 'totals'). Put the stage back under that name, or set allow_non_restored_state to leave its state "
-        "behind.",
+        "'counts', 'live', 'totals'). Put the stage back under that name; or, if it was removed on purpose, set "
+        "allow_non_restored_state, which loses its state for ever.",
+    ),
+    (
+        lambda: validate_restore(pipeline(), checkpoint(without="totals", extra="sums")),
+        "Checkpoint 7 of pipeline 'flights' holds state of 'sums', which the pipeline 'flights' does not have (it has 'counts', "
+        "'live', 'totals'). If the stage was renamed, write uid='sums' at 'totals': it then keeps its state. Otherwise put it "
+        "back under that name; or, if it was removed on purpose, set allow_non_restored_state, which loses its state for ever.",
+    ),
+    (
+        lambda: validate_restore(pipeline(), foreign("clicks", "visits")),
+        "Checkpoint 7 of pipeline 'flights' holds state of 'clicks', 'visits', which the pipeline 'flights' does not have (it "
+        "has 'counts', 'live', 'totals'). It has no stage of this pipeline: it is probably of another pipeline of the same "
+        "name, whose state must not be given up. Give this pipeline another name or another storage. If it is the same "
+        "pipeline, and all of its stages were renamed, keep their state: write its former name as its uid (uid='clicks' or "
+        "uid='visits') at the one of 'counts', 'live', 'totals' that it is now.",
     ),
     (
         lambda: validate_restore(pipeline(without_totals=True), checkpoint(chained=True), allow_non_restored_state=True),

@@ -163,7 +163,7 @@ def test_a_finished_stage_behind_one_that_is_not(row: str, stage_name: str, pred
     assert text.startswith(f"Stage '{stage_name}' is ")
     assert f"predecessor '{predecessor}'" in text
     assert words in text
-    assert f"Take '{predecessor}' out of the inputs" in text
+    assert f"ake '{predecessor}' out of the inputs" in text
 
 
 def waiting(row: str, stage: str, ended: tuple[int, ...]) -> tuple[PipelineOf, CheckpointMetadata]:

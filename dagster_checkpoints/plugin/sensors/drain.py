@@ -7,6 +7,7 @@ import msgspec
 
 from dagster_checkpoints.control import Answer
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.sensors.conditions import ConditionContext, ConditionResult, DrainCondition
 from dagster_checkpoints.plugin.sensors.cursors import read_cursor
@@ -14,7 +15,6 @@ from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
     NotRunning,
     RunningPipeline,
     SensorTick,
-    check_deadline,
     pipeline_sensor,
     skip,
 )
@@ -65,7 +65,7 @@ def build_drain_sensor(
     Examples:
         >>> build_drain_sensor(pipeline=flights, when=bounded_stages_finished() & live_lag_zero())
     """
-    check_deadline(deadline)
+    check_seconds("build_drain_sensor", above=0, deadline=deadline)
     sensor_name = name or f"{pipeline.name}_drain"
 
     drain: RepeatedRequest[_DrainCursor] = RepeatedRequest(

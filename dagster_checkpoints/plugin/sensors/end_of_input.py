@@ -9,13 +9,13 @@ import msgspec
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.sensors.conditions import ConditionContext, assets_materialized
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
     NotRunning,
     RunningPipeline,
     SensorTick,
-    check_deadline,
     pipeline_sensor,
     skip,
 )
@@ -70,7 +70,7 @@ def build_end_of_input_sensor(
     Examples:
         >>> build_end_of_input_sensor(pipeline=flights, source="flights_live", after="december_is_complete")
     """
-    check_deadline(deadline)
+    check_seconds("build_end_of_input_sensor", above=0, deadline=deadline)
     stage = pipeline.stage(source)
     if not stage.kind.is_source or (instance is not None and instance not in stage.instances):
         sources = ", ".join(f"{each.name} ({', '.join(each.instances)})" for each in pipeline.stages if each.kind.is_source)

@@ -17,7 +17,8 @@ import dagster as dg
 from dagster_checkpoints.control import Answer, PipelineControl, PipelineStatus
 from dagster_checkpoints.execution.pipeline_state import describe_end
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.pipeline.number_values import is_count, is_number
+from dagster_checkpoints.pipeline.durations import check_seconds
+from dagster_checkpoints.pipeline.number_values import is_count
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, write_cursor
 from dagster_checkpoints.plugin.time_limits import TimeLimit, TimeLimitExceeded
 from dagster_checkpoints.storage import (
@@ -148,12 +149,6 @@ class SensorTick:
 Evaluate = Callable[[SensorTick], dg.SensorResult]
 
 
-def check_deadline(deadline: float) -> None:
-    """Refuse a deadline that no request can meet, or that never passes. Raises ValueError."""
-    if not is_number(deadline, above=0):
-        raise ValueError(f"expected a deadline in seconds, a finite number greater than 0, found {deadline!r}")
-
-
 def pipeline_sensor(
     evaluate: Evaluate,
     *,
@@ -182,6 +177,7 @@ def pipeline_sensor(
     Raises:
         ValueError: A number of seconds counts nothing.
     """
+    check_seconds(name, minimum_interval_seconds=minimum_interval_seconds)
     if not is_count(minimum_interval_seconds, least=1):
         raise ValueError(
             f"sensor {name!r}: expected minimum_interval_seconds to be a whole number of at least 1, found "

@@ -12,6 +12,7 @@ import dagster as dg
 
 from dagster_checkpoints.control import PipelineControl, PipelineStatus
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.pipeline.number_values import is_count, is_number
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor, write_cursor
@@ -44,9 +45,9 @@ class Backoff:
     longest: float = 900.0
 
     def __post_init__(self) -> None:
-        known = is_number(self.first) and is_number(self.factor, least=1) and is_number(self.longest, least=self.first)
-        if not known:
-            raise ValueError(f"expected first >= 0, factor >= 1 and longest >= first, finite numbers, found {self}")
+        check_seconds("Backoff", first=self.first, longest=self.longest)
+        if not is_number(self.factor, least=1) or self.longest < self.first:
+            raise ValueError(f"expected factor >= 1, a finite number, and longest >= first, found {self}")
 
     def seconds(self, attempts: int) -> float:
         """The delay before the next attempt.
@@ -117,11 +118,9 @@ def build_recovery_sensor(
         NotAPipelineAssetError: The assets are not this pipeline's.
         ValueError: `limit` or `reset_after` counts nothing.
     """
-    if not is_count(limit, least=1) or not is_number(reset_after, above=0):
-        raise ValueError(
-            f"expected a recovery sensor with limit >= 1 and reset_after > 0 seconds, found limit={limit!r} and reset_after="
-            f"{reset_after!r}: it would never restart a run, or count no attempt"
-        )
+    check_seconds("build_recovery_sensor", above=0, reset_after=reset_after)
+    if not is_count(limit, least=1):
+        raise ValueError(f"expected build_recovery_sensor(limit=...) of at least 1, or no run is ever restarted; found {limit!r}")
     keys = frozenset(stage_keys(assets, pipeline).values())
     if not keys:
         raise NotAPipelineAssetError(

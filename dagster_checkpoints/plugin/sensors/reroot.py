@@ -10,6 +10,7 @@ import msgspec
 
 from dagster_checkpoints.control import Answer, NoRunningPipeline, PipelineControl
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
@@ -17,7 +18,6 @@ from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
     RunningPipeline,
     SensorTick,
     TimedControl,
-    check_deadline,
     pipeline_sensor,
     request_id,
     skip,
@@ -84,7 +84,7 @@ def build_reroot_sensor(
     Raises:
         NotAPipelineAssetError: The assets are not this pipeline's.
     """
-    check_deadline(deadline)
+    check_seconds("build_reroot_sensor", above=0, deadline=deadline)
     keys = stage_keys(assets, pipeline)
     if not keys:
         raise NotAPipelineAssetError(

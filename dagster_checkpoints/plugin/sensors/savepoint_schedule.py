@@ -9,16 +9,11 @@ import dagster as dg
 
 from dagster_checkpoints.control import PipelineControl
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.pipeline.number_values import is_count
 from dagster_checkpoints.plugin.savepoints import RESOURCE, SavepointConfig, SavepointRetention
 from dagster_checkpoints.plugin.savepoints.retention import STAMP
-from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
-    STORAGE_SECONDS,
-    TRANSIENT,
-    NotRunning,
-    TimedControl,
-    check_deadline,
-)
+from dagster_checkpoints.plugin.sensors.pipeline_sensor import STORAGE_SECONDS, TRANSIENT, NotRunning, TimedControl
 
 if TYPE_CHECKING:
     from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
@@ -67,9 +62,9 @@ def build_savepoint_schedule(
     Examples:
         >>> build_savepoint_schedule(pipeline=flights, savepoints=flights_savepoints, cron_schedule="0 * * * *", keep=24)
     """
+    check_seconds("build_savepoint_schedule", above=0, deadline=deadline)
     if (keep is not None and not is_count(keep, least=1)) or (keep_for is not None and keep_for <= timedelta(0)):
         raise ValueError(f"expected keep >= 1 and keep_for > 0, or None, found keep={keep}, keep_for={keep_for}")
-    check_deadline(deadline)
     schedule_name = name or f"{pipeline.name}_savepoints"
     partitions = savepoints.partitions_def
     assert isinstance(partitions, dg.DynamicPartitionsDefinition) and partitions.name is not None

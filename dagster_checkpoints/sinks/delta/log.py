@@ -39,6 +39,7 @@ from dagster_checkpoints.sinks.lake.fitting import PreparedFile
 from dagster_checkpoints.sinks.lake.rewritable_log import RewritableLog
 from dagster_checkpoints.sinks.lake.table_files import LocalTableFiles, TableFiles
 from dagster_checkpoints.sinks.lake.table_log import ActiveFile, Change, TableFormat, TableShape
+from dagster_checkpoints.sinks.unwritable import place_error
 from dagster_checkpoints.storage.urls import local_path
 
 if TYPE_CHECKING:
@@ -270,7 +271,7 @@ class DeltaLog(RewritableLog):
             raise
         except (DeltaError, OSError, ValueError) as error:
             found = " ".join(_COLOURS.sub("", str(error)).split())  # the library writes trees in colour
-            raise SinkUnavailable(
+            raise place_error(error, self._sink, self._directory or self._url, found) or SinkUnavailable(
                 f"{self._sink}: expected to {what} the Delta table, found: {found}. Check the location, the "
                 "credentials (storage_options, or the environment), their rights, and the space that is left; another attempt "
                 "may succeed"

@@ -87,8 +87,17 @@ def agree_on_columns(files: TargetFiles, own: FileColumns) -> None:
     """
     if files.create(COLUMNS, msgspec.json.format(msgspec.json.encode(own), indent=2) + b"\n"):
         return
+    check_columns(files, own)
+
+
+def check_columns(files: TargetFiles, own: FileColumns) -> None:
+    """Check the columns of rows against those of the files that are there; changes nothing.
+
+    Raises:
+        SinkColumnsMismatch: the rows have other columns.
+    """
     found = read_columns(files)
-    if found is None:  # another instance removes the files of an earlier job, and creates it again if it has rows
+    if found is None:  # there are no rows; or another instance removes the files of an earlier job, and creates it again
         return
     check_layout(found, own.format, own.partition_by, files)
     problems = list(_differences(dict(found.columns), dict(own.columns)))

@@ -35,18 +35,18 @@ class HdfsFiles(TargetFiles):
         return self._hdfs.url
 
     def read(self, name: str) -> bytes | None:
-        with available():
+        with available(self.place):
             try:
                 return b"".join(self._hdfs.stream(name))
             except NotFound:
                 return None
 
     def put(self, name: str, data: bytes) -> None:
-        with available():
+        with available(self.place):
             self._write(name, data, overwrite=True)
 
     def create(self, name: str, data: bytes) -> bool:
-        with available():
+        with available(self.place):
             try:
                 self._write(name, data, overwrite=False)
             except AlreadyExists:
@@ -54,21 +54,21 @@ class HdfsFiles(TargetFiles):
         return True
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
-        with available():
+        with available(self.place):
             found = list(self._below(prefix.rpartition("/")[0]))
         yield from sorted((name, size) for name, size in found if name.startswith(prefix))
 
     def folders(self, prefix: str) -> list[str]:
-        with available():
+        with available(self.place):
             return [entry.name for entry in self._hdfs.entries(prefix.rstrip("/")) if entry.is_folder]
 
     def missing(self, names: Sequence[str]) -> list[str]:
-        with available():
+        with available(self.place):
             found = in_parallel(self._hdfs.status, names)
         return [name for name, status in zip(names, found, strict=True) if status is None]
 
     def delete(self, names: Iterable[str]) -> None:
-        with available():
+        with available(self.place):
             names = list(names)
             in_parallel(self._hdfs.delete, names)
             for folder in {name.rpartition("/")[0] for name in names}:
@@ -82,11 +82,11 @@ class HdfsFiles(TargetFiles):
         return temporary_folder()
 
     def place_all(self, sources: Mapping[str, Path]) -> None:
-        with available():
+        with available(self.place):
             in_parallel(lambda pair: self._copy_in(*pair), list(sources.items()))
 
     def move(self, moves: Sequence[tuple[str, str, int]]) -> list[int]:
-        with available():
+        with available(self.place):
             for folder in {new.rpartition("/")[0] for _, new, _ in moves}:
                 self._hdfs.make_folder(folder)
             moved = in_parallel(lambda move: self._move(*move[:2]), moves)
@@ -94,7 +94,7 @@ class HdfsFiles(TargetFiles):
 
     def on_this_machine(self, name: str, scratch: Path) -> Path:
         copy = scratch / uuid4().hex
-        with available(), copy.open("wb") as file:
+        with available(self.place), copy.open("wb") as file:
             for chunk in self._hdfs.stream(name):
                 file.write(chunk)
         return copy

@@ -150,12 +150,26 @@ class FileInstance:
 
     def _fit(self, file: Path) -> None:
         """Check the columns of the first rows."""
-        metadata = pq.read_metadata(file)
-        schema = arrow_schema(metadata)
-        layout = self._layout
-        check_partitions(schema, layout.partition_by, self._sink)
-        if not layout.links:
-            check_types(schema, spark_schema(metadata), layout.format, self._sink)
-        columns = tuple((field.name, str(field.type)) for field in schema)
-        agree_on_columns(self._files, FileColumns(self._job, layout.format, layout.partition_by, columns))
+        agree_on_columns(self._files, columns_of_rows(file, self._layout, self._job, self._sink))
         self._fitted = True
+
+
+def columns_of_rows(file: Path, layout: FileLayout, job: str, sink: str) -> FileColumns:
+    """The columns of the rows in a Parquet file.
+
+    Args:
+        file: the file.
+        layout: how rows are divided into files.
+        job: the job that writes the rows.
+        sink: the sink as errors name it.
+
+    Raises:
+        SinkColumnsMismatch: the format does not have a column's type, or a partition column is missing or has another type.
+    """
+    metadata = pq.read_metadata(file)
+    schema = arrow_schema(metadata)
+    check_partitions(schema, layout.partition_by, sink)
+    if not layout.links:
+        check_types(schema, spark_schema(metadata), layout.format, sink)
+    columns = tuple((field.name, str(field.type)) for field in schema)
+    return FileColumns(job, layout.format, layout.partition_by, columns)

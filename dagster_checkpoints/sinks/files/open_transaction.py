@@ -22,6 +22,7 @@ from dagster_checkpoints.sinks.files.part_files import FileLayout, PartFiles
 from dagster_checkpoints.sinks.files.records import StagedPart
 from dagster_checkpoints.sinks.files.target_files import TargetFiles
 from dagster_checkpoints.sinks.parquet_files import arrow_schema
+from dagster_checkpoints.sinks.unwritable import place_error
 
 _ROWS_AT_A_TIME = 131_072
 
@@ -173,7 +174,7 @@ class EncodedTransaction(OpenTransaction):
                 f"{error}. Change the value in the stage, or cast the column to STRING"
             ) from error
         except OSError as error:
-            raise SinkUnavailable(
+            raise place_error(error, self._sink, self._work) or SinkUnavailable(
                 f"{self._sink}: cannot write files in {self._work}: {error}. Expected a directory that is writable and not full. "
                 "Another attempt may succeed"
             ) from error

@@ -10,22 +10,25 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
+from uuid import uuid4
 
 from dagster_checkpoints.pipeline.number_values import is_count
 from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, TwoPhaseCommitSink
 from dagster_checkpoints.sinks.errors import InvalidSinkPath, SinkNotOpen
-from dagster_checkpoints.sinks.files.columns import FileFormat, check_layout, read_columns
-from dagster_checkpoints.sinks.files.names import STAGE_MARK, VALID_ATTEMPT
+from dagster_checkpoints.sinks.files.columns import FileFormat, check_columns, check_layout, read_columns
+from dagster_checkpoints.sinks.files.names import OWN, STAGE_MARK, VALID_ATTEMPT, job_of
 from dagster_checkpoints.sinks.files.new_start import check_new_start
 from dagster_checkpoints.sinks.files.target_files import TargetFiles, target_files
 from dagster_checkpoints.sinks.locations import location_of, target_url, uri_of
 from dagster_checkpoints.sinks.stage_mark import encoded, mark_of, read_mark
+from dagster_checkpoints.sinks.unwritable import try_directory
 from dagster_checkpoints.storage.urls import local_path, url_scheme
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_checkpoints.sinks.files.instance import FileInstance
+    from dagster_checkpoints.sinks.files.part_files import FileLayout
 
 _SCHEMES = ("file", "s3", "s3a", "webhdfs")
 _OPTIONS = {"s3": ("endpoint_url", "region_name", "profile_name"), "webhdfs": ("user",)}
@@ -109,8 +112,8 @@ class FileSink(TwoPhaseCommitSink):
             SinkPathInUse: the location belongs to another stage or pipeline; or holds files that no FileSink has written (not
                 with ``at_new_start="keep"``); or holds files of a job with the number that the new job will have.
             SinkColumnsMismatch: the files there have another format or other partition columns (not with ``replace``).
-            InvalidSinkPath: the path is a file.
-            SinkUnavailable: the location cannot be read.
+            InvalidSinkPath: the path is a file, or cannot be written.
+            SinkUnavailable: the location cannot be read, or its file system is full.
         """
         path = local_path(self._url)
         if path is not None and path.exists() and not path.is_dir():
@@ -118,11 +121,39 @@ class FileSink(TwoPhaseCommitSink):
                 f"Stage {context.stage!r} of pipeline {context.pipeline!r}: expected {path} to be a directory or not to exist, "
                 "found a file. Choose another path"
             )
+        if path is not None:
+            try_directory(path, f"Stage {context.stage!r} of pipeline {context.pipeline!r}: {self}")
         files = self._files()
         self._check_stage(files, context)
         check_new_start(files, context, self.at_new_start)
         if self.at_new_start != "replace":
             self._check_layout(files)
+
+    def check_target(self, context: SinkContext, rows: Path) -> None:
+        """Check that the location can be written and is the stage's, and that the rows fit the format and the files there.
+
+        In a directory a file without a name is written; in S3 a hidden object, which is deleted again; in HDFS nothing.
+
+        Raises:
+            InvalidSinkPath: the location cannot be written.
+            SinkPathInUse: the location belongs to another stage or pipeline.
+            SinkColumnsMismatch: the format does not have a column's type, or the rows do not fit the files that are there.
+            SinkUnavailable: the location does not answer, or is full.
+        """
+        from dagster_checkpoints.sinks.files.instance import columns_of_rows
+
+        path = local_path(self._url)
+        if path is not None:
+            try_directory(path, str(self))
+        files = self._files()
+        self._check_stage(files, context)
+        own = columns_of_rows(rows, self._layout(), job_of(context), str(self))
+        if self.at_new_start != "replace":
+            check_columns(files, own)
+        if url_scheme(self._url) == "s3":
+            probe = f"{OWN}/.check-{uuid4().hex}"
+            files.put(probe, b"")
+            files.delete([probe])
 
     def open(self, context: SinkContext) -> None:
         """Prepare for writing.
@@ -133,7 +164,6 @@ class FileSink(TwoPhaseCommitSink):
             SinkUnavailable: the location cannot be written.
         """
         from dagster_checkpoints.sinks.files.instance import FileInstance
-        from dagster_checkpoints.sinks.files.part_files import FileLayout
 
         if not VALID_ATTEMPT.fullmatch(context.attempt):
             raise InvalidSinkPath(
@@ -142,8 +172,7 @@ class FileSink(TwoPhaseCommitSink):
         files = self._files()
         if not files.create(STAGE_MARK, encoded(mark_of(context))):
             self._check_stage(files, context)
-        layout = FileLayout(self.format, self.partition_by, self.rows_per_file, self.bytes_per_file)
-        self._instance = FileInstance(files, context, layout, manifests=self.manifest, sink=str(self))
+        self._instance = FileInstance(files, context, self._layout(), manifests=self.manifest, sink=str(self))
         self._instance.take_fence()
 
     def write(self, batch: DataFrame, files: Sequence[str], batch_id: int) -> None:
@@ -207,6 +236,11 @@ class FileSink(TwoPhaseCommitSink):
         data = files.read(STAGE_MARK)
         if data is not None:
             read_mark(data, context, files.place, f"{files.place}/{STAGE_MARK}")
+
+    def _layout(self) -> FileLayout:
+        from dagster_checkpoints.sinks.files.part_files import FileLayout
+
+        return FileLayout(self.format, self.partition_by, self.rows_per_file, self.bytes_per_file)
 
     def _check_layout(self, files: TargetFiles) -> None:
         found = read_columns(files)

@@ -20,6 +20,7 @@ from dagster_checkpoints.sinks.durable import make_directory, place, sync
 from dagster_checkpoints.sinks.errors import SinkUnavailable
 from dagster_checkpoints.sinks.fence import OwnerFile
 from dagster_checkpoints.sinks.temporary_folder import temporary_folder
+from dagster_checkpoints.sinks.unwritable import place_error
 from dagster_checkpoints.storage import (
     AlreadyExists,
     LocalStore,
@@ -126,18 +127,18 @@ class StoreFiles(TargetFiles):
         self._store = store
 
     def read(self, name: str) -> bytes | None:
-        with available():
+        with available(self.place):
             try:
                 return self._store.get(name)
             except NotFound:
                 return None
 
     def put(self, name: str, data: bytes) -> None:
-        with available():
+        with available(self.place):
             self._store.put(name, data)
 
     def create(self, name: str, data: bytes) -> bool:
-        with available():
+        with available(self.place):
             try:
                 self._store.put(name, data, "create")
             except AlreadyExists:
@@ -145,21 +146,21 @@ class StoreFiles(TargetFiles):
         return True
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
-        with available():
+        with available(self.place):
             for info in self._store.list(prefix):
                 yield info.key, info.size
 
     def folders(self, prefix: str) -> list[str]:
-        with available():
+        with available(self.place):
             return list(self._store.folders(prefix))
 
     def missing(self, names: Sequence[str]) -> list[str]:
-        with available():
+        with available(self.place):
             found = self._each(lambda name: self._store.head(name) is not None, names)
         return [name for name, exists in zip(names, found, strict=True) if not exists]
 
     def delete(self, names: Iterable[str]) -> None:
-        with available():
+        with available(self.place):
             self._store.delete(names)
 
     def owner_file(self, name: str) -> OwnerFile:
@@ -190,7 +191,7 @@ class StoredOwnerFile:
         return f"{self._store.url}/{self._name}"
 
     def read(self) -> bytes | None:
-        with available():
+        with available(self.place):
             try:
                 data, self._etag = self._store.get_with_etag(self._name)
             except NotFound:
@@ -199,7 +200,7 @@ class StoredOwnerFile:
         return data
 
     def replace(self, data: bytes) -> None:
-        with available():
+        with available(self.place):
             try:
                 self._store.put(self._name, data, "create" if self._etag is None else UpdateVersion(self._etag))
             except (AlreadyExists, Precondition) as error:
@@ -293,18 +294,18 @@ class StoredTargetFiles(StoreFiles):
         return temporary_folder()
 
     def place_all(self, sources: Mapping[str, Path]) -> None:
-        with available():
+        with available(self.place):
             self._each(lambda pair: self._store.put_file(*pair), list(sources.items()))
 
     def move(self, moves: Sequence[tuple[str, str, int]]) -> list[int]:
-        with available():
+        with available(self.place):
             copied = self._each(lambda move: self._copy(*move), moves)
             self._store.delete(present for (present, _, _), done in zip(moves, copied, strict=True) if done)
         return [position for position, done in enumerate(copied) if not done]
 
     def on_this_machine(self, name: str, scratch: Path) -> Path:
         copy = scratch / uuid4().hex
-        with available(), copy.open("wb") as file:
+        with available(self.place), copy.open("wb") as file:
             for chunk in self._store.stream(name):
                 file.write(chunk)
         return copy
@@ -344,16 +345,17 @@ def in_parallel(work: Callable[[T], R], values: Sequence[T]) -> list[R]:
 
 
 @contextmanager
-def available(root: Path | None = None) -> Iterator[None]:
-    """Raise SinkUnavailable for the errors of storage, and for those of the file system below ``root``."""
+def available(location: str | Path) -> Iterator[None]:
+    """Raise InvalidSinkPath or SinkUnavailable for the errors of storage, and for those of the file system.
+
+    Args:
+        location: a directory, or the URL of another place.
+    """
+    place = location if url_scheme(str(location)) else Path(location)
     try:
         yield
-    except StorageError as error:
-        raise SinkUnavailable(f"{error}. Another attempt may succeed") from error
-    except OSError as error:
-        if root is None:
-            raise
-        raise SinkUnavailable(
-            f"cannot write below {root}: {error}. Expected a directory that is mounted, writable and not full. Another attempt "
-            "may succeed"
-        ) from error
+    except (StorageError, OSError) as error:
+        known = place_error(error, "FileSink", place)
+        if known is None and isinstance(error, OSError) and not isinstance(place, Path):
+            raise  # of a copy on this machine
+        raise known or SinkUnavailable(f"FileSink: cannot write to {place}: {error}. Another attempt may succeed") from error

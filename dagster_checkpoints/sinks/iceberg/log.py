@@ -39,6 +39,7 @@ from dagster_checkpoints.sinks.lake.fitting import PreparedFile
 from dagster_checkpoints.sinks.lake.rewritable_log import RewritableLog
 from dagster_checkpoints.sinks.lake.table_files import LocalTableFiles, TableFiles
 from dagster_checkpoints.sinks.lake.table_log import ActiveFile, Change, TableFormat, TableShape
+from dagster_checkpoints.sinks.unwritable import place_error
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -311,7 +312,7 @@ class IcebergLog(RewritableLog):
             raise
         except expected as error:
             found = self._settings.without_credentials(" ".join(str(error).split()))
-            raise SinkUnavailable(
+            raise place_error(error, self._sink, self._settings.directory or self._settings.place, found) or SinkUnavailable(
                 f"{self._sink}: expected to {what} the Iceberg table, found: {found or type(error).__name__}. Check the catalog, "
                 "its properties, the credentials and their rights, and the space that is left; another attempt may succeed"
             ) from error

@@ -21,7 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from dagster_checkpoints.pipeline.number_values import is_number
+import pyarrow.parquet as pq
+
+from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.sinks.base import SinkCommit, SinkContext, TwoPhaseCommitSink
 from dagster_checkpoints.sinks.errors import InvalidSinkPath, SinkNotOpen
 from dagster_checkpoints.sinks.kafka.cluster import SET_BY_THE_SINK, KafkaCluster
@@ -32,6 +34,7 @@ from dagster_checkpoints.sinks.kafka.new_start import KafkaAtNewStart, check_new
 from dagster_checkpoints.sinks.kafka.staging import StagedMessages
 from dagster_checkpoints.sinks.kafka.topics import KafkaTopics
 from dagster_checkpoints.sinks.kafka.transactions import KafkaTransactions
+from dagster_checkpoints.sinks.unwritable import try_directory
 from dagster_checkpoints.storage.urls import local_path, url_scheme
 
 if TYPE_CHECKING:
@@ -148,6 +151,20 @@ class KafkaSink(TwoPhaseCommitSink):
                 ledger = ledger_topic.read_committed()
             check_new_start(ledger, context, self.at_new_start, str(self))
 
+    def check_target(self, context: SinkContext, rows: Path) -> None:
+        """Check that the staging directory can be written, the columns can become messages, and the topic is there.
+
+        Raises:
+            InvalidSinkPath: the staging directory cannot be written.
+            SinkColumnsMismatch: a column is missing, or cannot be part of a message.
+            InvalidSinkTopic: there is no such topic, or no access to it.
+            SinkUnavailable: the cluster does not answer, or the directory's file system is full.
+        """
+        self._check_names(context)
+        try_directory(self.staging, str(self))
+        MessageFormat(self.key, self.value, self.headers, str(self)).check(pq.read_schema(rows))
+        KafkaTopics(self._cluster(), str(self)).target(self.topic)
+
     def open(self, context: SinkContext) -> None:
         """Prepare for writing.
 
@@ -263,8 +280,7 @@ def _check_settings(sink: KafkaSink, options: Mapping[str, Any]) -> None:
         )
     if sink.older_restore not in get_args(OlderRestore):
         raise ValueError(f"expected KafkaSink(older_restore='refuse' or 'write_again'), found {sink.older_restore!r}")
-    if not is_number(sink.retry_for):
-        raise ValueError(f"expected retry_for in seconds, a finite number of at least 0, found {sink.retry_for!r}")
+    check_seconds("KafkaSink", least=0, retry_for=sink.retry_for)
     reserved = sorted(SET_BY_THE_SINK & set(options))
     if reserved:
         raise ValueError(f"expected KafkaSink(options=...) without {', '.join(reserved)}: the sink sets them itself")

@@ -15,7 +15,7 @@ from dagster_checkpoints.sinks.errors import SinkColumnsMismatch
 from dagster_checkpoints.sinks.lake.columns import Column, SchemaEvolution, added, differences
 from dagster_checkpoints.sinks.lake.placement import FilesOf, PlaceRows
 from dagster_checkpoints.sinks.lake.replacement import Replacement
-from dagster_checkpoints.sinks.lake.table_log import TableLog
+from dagster_checkpoints.sinks.lake.table_log import TableLog, TableShape
 
 _ADDING = 5
 
@@ -95,18 +95,12 @@ class FileFitting(ABC):
             SinkColumnsMismatch: the stage's columns do not fit, or the format has no such type.
         """
         stage = self._stage_columns(file)
-        problems = self._unfit_for_key(stage, self.replacement.key)
-        if problems:
-            raise self._mismatch(problems)
         if not self.log.exists and not self.log.find():
             self._check_partitions(stage, self._partition_by or ())
             self.log.create(self.log.schema_of(stage), self._partition_by or (), owner())
         self.check_table()
         for _ in range(_ADDING):
-            shape = self.log.shape()
-            problems = differences(shape.columns, stage, shape.required, self._evolution)
-            if problems:
-                raise self._mismatch(problems)
+            shape = self._checked_shape(stage)
             new = added(shape.columns, stage)
             if not new:
                 break
@@ -117,6 +111,31 @@ class FileFitting(ABC):
         self._check_partitions(stage, shape.partition_by)
         required = shape.required | set(self.replacement.key)
         return Target(shape.table, self.log.schema_of(stage), stage, shape.partition_by, required)
+
+    def check_rows(self, file: Path) -> None:
+        """Check the stage's columns as `fit` does, and change nothing.
+
+        Args:
+            file: a Parquet file with the stage's columns.
+
+        Raises:
+            SinkColumnsMismatch: the stage's columns do not fit, or the format has no such type.
+        """
+        stage = self._stage_columns(file)
+        partition_by = self._partition_by or ()
+        if self.log.find():
+            self.check_table()
+            partition_by = self._checked_shape(stage).partition_by
+        else:
+            self.log.schema_of(stage)
+        self._check_partitions(stage, partition_by)
+
+    def _checked_shape(self, stage: Sequence[Column]) -> TableShape:
+        shape = self.log.shape()
+        problems = differences(shape.columns, stage, shape.required, self._evolution)
+        if problems:
+            raise self._mismatch(problems)
+        return shape
 
     @abstractmethod
     def placement(self, context: SinkContext, files_of: FilesOf) -> PlaceRows:
@@ -152,13 +171,18 @@ class FileFitting(ABC):
         """What is wrong with the columns of a key, a text for each."""
 
     def _stage_columns(self, file: Path) -> tuple[Column, ...]:
+        """The columns of a file of the stage; a column of the key is among them, and can be one."""
         try:
-            return self._columns_in(file)
+            columns = self._columns_in(file)
         except Exception as error:  # libraries raise plain exceptions for types that they do not know
             raise SinkColumnsMismatch(
                 f"{self._sink}: expected columns of types that {self.log.format.name} has, found in {file.name}: {error}. Cast "
                 "the column to another type in the stage"
             ) from error
+        problems = self._unfit_for_key(columns, self.replacement.key)
+        if problems:
+            raise self._mismatch(problems)
+        return columns
 
     def _check_partitions(self, stage: Sequence[Column], partition_by: Sequence[str]) -> None:
         problems = self._unpartitionable(stage, partition_by)

@@ -22,6 +22,7 @@ from dagster_checkpoints.sinks.lake.instance import LakeInstance
 from dagster_checkpoints.sinks.lake.names import VALID_NAME
 from dagster_checkpoints.sinks.lake.new_start import check_new_start
 from dagster_checkpoints.sinks.lake.replacement import Replacement
+from dagster_checkpoints.sinks.unwritable import try_directory
 from dagster_checkpoints.storage.urls import local_path
 
 if TYPE_CHECKING:
@@ -98,14 +99,32 @@ class LakeSink(TwoPhaseCommitSink):
             SinkPathInUse: the table holds rows of a job with the number that the new job will have.
             SinkColumnsMismatch: the table asks something of its writers that this sink does not do.
             SinkCannotTakeBack: with ``at_new_start="replace"`` and a key: another program may have rewritten the table's rows.
-            SinkUnavailable: the location cannot be read.
+            InvalidSinkPath: the table's directory cannot be written.
+            SinkUnavailable: the location cannot be read, or its file system is full.
         """
         self._check_names(context)
+        self._try_directory(f"Stage {context.stage!r} of pipeline {context.pipeline!r}: {self}")
         fitting = self._new_fitting()
         with closing(fitting.log):
             if fitting.log.find():
                 fitting.check_table()
                 check_new_start(fitting.log, context, self.at_new_start, by_key=bool(self.key), sink=str(self))
+
+    def check_target(self, context: SinkContext, rows: Path) -> None:
+        """Check that the table can be read, its directory be written, and that the stage's columns fit the table.
+
+        Nothing is written to a location that is not a directory: there the run finds out.
+
+        Raises:
+            InvalidSinkPath: the directory cannot be written.
+            SinkColumnsMismatch: the columns do not fit, or the table asks something of its writers that this sink does not do.
+            SinkUnavailable: the location cannot be read, or is full.
+        """
+        self._check_names(context)
+        self._try_directory(str(self))
+        fitting = self._new_fitting()
+        with closing(fitting.log):
+            fitting.check_rows(rows)
 
     def open(self, context: SinkContext) -> None:
         """Prepare for writing.
@@ -179,6 +198,11 @@ class LakeSink(TwoPhaseCommitSink):
         if self._instance is None:
             raise SinkNotOpen(f"{self}: expected open(context) before any other call, found that the sink is not open")
         return self._instance
+
+    def _try_directory(self, sink: str) -> None:
+        directory = local_path(self.uri) if self.uri is not None else None
+        if directory is not None:
+            try_directory(directory, sink)
 
     def _check_names(self, context: SinkContext) -> None:
         for what, name in (("pipeline", context.pipeline), ("stage", context.stage), ("attempt", context.attempt)):

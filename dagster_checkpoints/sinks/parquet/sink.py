@@ -21,11 +21,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, get_args
 from uuid import uuid4
+
+import pyarrow.parquet as pq
 
 from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, TwoPhaseCommitSink
 from dagster_checkpoints.sinks.durable import place, sync
@@ -44,6 +46,7 @@ from dagster_checkpoints.sinks.transactions import (
     new_start,
     recovery,
 )
+from dagster_checkpoints.sinks.unwritable import try_directory
 from dagster_checkpoints.storage.urls import local_path, url_scheme
 
 if TYPE_CHECKING:
@@ -127,9 +130,24 @@ class ParquetSink(TwoPhaseCommitSink):
             SinkHoldsEarlierRows: with ``at_new_start="refuse"``: an earlier job has committed rows to the directory.
             SinkPathInUse: the directory belongs to another stage or pipeline; or holds files that no ParquetSink has written
                 (not with ``at_new_start="keep"``); or holds rows of a job with the number that the new job will have.
-            InvalidSinkPath: the path is a file.
+            InvalidSinkPath: the path is a file, or cannot be written.
+            SinkUnavailable: the file system is full.
         """
         table_directory.check_new_start(self.path, self.at_new_start, context)
+        try_directory(self.path, f"Stage {context.stage!r} of pipeline {context.pipeline!r}: {self}")
+
+    def check_target(self, context: SinkContext, rows: Path) -> None:
+        """Check that the directory can be written and is the stage's, and that the rows have no column ``checkpoint``.
+
+        Raises:
+            InvalidSinkPath: the directory cannot be written.
+            SinkPathInUse: the directory belongs to another stage or pipeline.
+            ReservedSinkColumn: the rows have a column called ``checkpoint``.
+            SinkUnavailable: the file system is full.
+        """
+        try_directory(self.path, str(self))
+        table_directory.check_owner(self.path, context)
+        _check_columns(pq.read_schema(rows).names, context)
 
     def open(self, context: SinkContext) -> None:
         """Prepare for writing.
@@ -156,7 +174,9 @@ class ParquetSink(TwoPhaseCommitSink):
             ReservedSinkColumn: the rows have a column called ``checkpoint``.
         """
         context = self._opened()
-        self._check_columns(batch)
+        if not self._columns_checked:
+            _check_columns(getattr(batch, "columns", ()), context)
+            self._columns_checked = True
         if self._current is None:
             if not files:
                 return
@@ -294,16 +314,14 @@ class ParquetSink(TwoPhaseCommitSink):
             if directory != self._current and not fence.is_newer(directory.name):
                 shutil.rmtree(directory, ignore_errors=True)
 
-    def _check_columns(self, batch: DataFrame) -> None:
-        if self._columns_checked:
-            return
-        for column in getattr(batch, "columns", ()):
-            if column.lower() == _COLUMN:
-                raise ReservedSinkColumn(
-                    f"stage {self._opened().stage!r}: expected rows without a column {_COLUMN!r}, found "
-                    f"{column!r}. ParquetSink adds that column for readers: rename the stage's column"
-                )
-        self._columns_checked = True
+
+def _check_columns(columns: Iterable[str], context: SinkContext) -> None:
+    for column in columns:
+        if column.lower() == _COLUMN:
+            raise ReservedSinkColumn(
+                f"stage {context.stage!r}: expected rows without a column {_COLUMN!r}, found "
+                f"{column!r}. ParquetSink adds that column for readers: rename the stage's column"
+            )
 
 
 def _renamed(found: str, former: str) -> str:

@@ -83,12 +83,21 @@ def check_new_start(path: Path, at_new_start: AtNewStart, context: SinkContext) 
         )
 
 
+def check_owner(path: Path, context: SinkContext) -> None:
+    """Check that the directory belongs to the stage, or to none yet; changes nothing.
+
+    Raises:
+        SinkPathInUse: it belongs to another stage or pipeline.
+    """
+    _read(path, context)
+
+
 def _read(path: Path, context: SinkContext) -> StageMark | None:
     """The directory's marker file, if it names the stage; None if the directory has no marker."""
     file = path / _MARKER
     try:
         return read_mark(file.read_bytes(), context, path, file)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

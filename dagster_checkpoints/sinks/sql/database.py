@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,6 +56,7 @@ _PREFIXES = (
     (DatabaseFailure.ROWS, ("SQLITE_CONSTRAINT", "SQLITE_MISMATCH", "SQLITE_TOOBIG")),
     (DatabaseFailure.NO_ACCESS, ("SQLITE_CORRUPT",)),
 )
+_FULL = re.compile(r"\bfull\b|no space|quota", re.IGNORECASE)
 _REFUSED_FOR_NOW = re.compile(r"starting up|shutting down|recovery|too many|remaining connection slots|not yet accepting")
 
 
@@ -75,6 +77,10 @@ def failure_of(error: Exception) -> DatabaseFailure:
         refused = ("FATAL:" in text and not _REFUSED_FOR_NOW.search(text)) or "no password supplied" in text
         return DatabaseFailure.NO_ACCESS if refused else DatabaseFailure.AWAY
     return DatabaseFailure.OTHER
+
+
+class _Undone(Exception):
+    """The work of a transaction is done, and must not be committed."""
 
 
 class SqlDatabase:
@@ -108,10 +114,22 @@ class SqlDatabase:
         """Like :meth:`write`, for work that changes nothing."""
         return self._repeated(work, reading=True)
 
+    def attempt(self, work: Callable[[Connection], object]) -> None:
+        """Like :meth:`write`, and the transaction is rolled back: the work changes nothing."""
+
+        def undone(connection: Connection) -> None:
+            work(connection)
+            raise _Undone
+
+        with suppress(_Undone):
+            self._repeated(undone, reading=False)
+
     def close(self) -> None:
         self._engine.dispose()
 
     def _repeated(self, work: Callable[[Connection], T], reading: bool) -> T:
+        if not reading and self.address.kind == "sqlite":
+            Path(str(self.address.url.database)).parent.mkdir(parents=True, exist_ok=True)
         deadline, pause = time.monotonic() + self._retry_for, _FIRST_PAUSE
         while True:
             try:
@@ -135,7 +153,12 @@ class SqlDatabase:
                     "the job continues from its latest checkpoint when the database is back"
                 )
             case DatabaseFailure.NO_SPACE | DatabaseFailure.OTHER:
-                return SinkUnavailable(f"{where}: expected the database to perform a transaction, found: {found}")
+                full = failure is DatabaseFailure.NO_SPACE and _FULL.search(found)
+                advice = "Free space there, or enlarge its file system" if full else "Look into the server's log"
+                return SinkUnavailable(
+                    f"{where}: expected the database to perform a transaction, found: {found}. {advice}. Nothing is lost: the "
+                    "job continues from its latest checkpoint, and another attempt may succeed"
+                )
             case DatabaseFailure.NO_ACCESS:
                 return InvalidSinkDatabase(
                     f"{where}: expected access to the database, with the rights to create tables in the sink's schema and to "
@@ -157,7 +180,6 @@ class SqlDatabase:
 def _engine(address: SqlAddress) -> Any:
     given = address.url.query
     if address.kind == "sqlite":
-        Path(str(address.url.database)).parent.mkdir(parents=True, exist_ok=True)
         arguments: dict[str, Any] = {} if "timeout" in given else {"timeout": 60.0}
         arguments["check_same_thread"] = False
         engine = create_engine(address.url, hide_parameters=True, pool_size=1, connect_args=arguments)

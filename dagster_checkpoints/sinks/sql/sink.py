@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 from uuid import uuid4
 
-from dagster_checkpoints.pipeline.number_values import is_number
+from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, TwoPhaseCommitSink
 from dagster_checkpoints.sinks.errors import (
     SinkNotOpen,
@@ -178,6 +178,23 @@ class SqlSink(TwoPhaseCommitSink):
         finally:
             tables.close()
 
+    def check_target(self, context: SinkContext, rows: Path) -> None:
+        """Check the access to the database, and that the stage's columns fit the table, in a transaction that is rolled back.
+
+        The transaction creates the table if there is none, stages no rows and moves them: it shows what the run may do.
+
+        Raises:
+            SinkPathInUse: the table belongs to another stage or pipeline.
+            SinkColumnsMismatch, ReservedSinkColumn: the table does not fit the rows, or no table can.
+            InvalidSinkDatabase, InvalidSinkPath: there is no access to the database, or its file cannot be written.
+            SinkUnavailable: the database does not answer.
+        """
+        tables = self._connected(retry_for=0.0)
+        try:
+            tables.check_target(context, rows)
+        finally:
+            tables.close()
+
     def open(self, context: SinkContext) -> None:
         """Prepare for writing.
 
@@ -302,7 +319,7 @@ class SqlSink(TwoPhaseCommitSink):
             raise SinkNotOpen(f"{self}: expected open(context) before any other call, found that the sink is not open")
         return self._context, self._tables
 
-    def _connected(self) -> SqlTables:
+    def _connected(self, retry_for: float | None = None) -> SqlTables:
         address = sql_address(self._url)
         from dagster_checkpoints.sinks.sql.tables import SqlTables  # needs SQLAlchemy
 
@@ -313,7 +330,7 @@ class SqlSink(TwoPhaseCommitSink):
             key=self.key,
             at_new_start=self.at_new_start,
             checkpoint_column=self.checkpoint_column,
-            retry_for=self.retry_for,
+            retry_for=self.retry_for if retry_for is None else retry_for,
             sink=str(self),
         )
 
@@ -331,5 +348,4 @@ def _check_settings(sink: SqlSink) -> None:
             "expected key or checkpoint_column, found both: with a key, a restore of an older checkpoint takes nothing back, "
             "since the job writes the rows again"
         )
-    if not is_number(sink.retry_for):
-        raise ValueError(f"expected retry_for in seconds, a finite number of at least 0, found {sink.retry_for!r}")
+    check_seconds("SqlSink", least=0, retry_for=sink.retry_for)

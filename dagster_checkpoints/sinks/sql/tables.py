@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import pyarrow.parquet as pq
@@ -27,6 +28,7 @@ from dagster_checkpoints.sinks.sql.taken_back import SqlTakenBack, mark
 from dagster_checkpoints.sinks.sql.target import SqlTarget
 from dagster_checkpoints.sinks.sql.url import SqlAddress
 from dagster_checkpoints.sinks.transaction_copies import TransactionCopies
+from dagster_checkpoints.sinks.unwritable import try_directory
 
 
 class SqlTables:
@@ -92,6 +94,32 @@ class SqlTables:
             return claim.job_name(context)
 
         self._job = self.database.write(work)
+
+    def check_target(self, context: SinkContext, file: Path) -> None:
+        """Check that rows could be written; changes nothing. See ``SqlSink.check_target``.
+
+        Args:
+            context: an instance of the stage.
+            file: a Parquet file with the stage's columns, without rows.
+        """
+        kind = self.database.address.kind
+        schema = pq.read_schema(file)
+        columns = stage_columns(schema, None, kind, self._checkpoint_column, self._key, self._sink)
+        if kind == "sqlite":
+            try_directory(Path(str(self.database.address.url.database)).parent, self._sink)
+        if self.is_missing_file():
+            return
+
+        def work(connection: Connection) -> None:
+            if self._ledger.exists(connection):
+                self._ledger.claim(connection, context)
+            self._ledger.create(connection)
+            self._target.prepare(connection, columns)
+            staging = self._target.staging_name(f"check_{uuid4().hex[:8]}")
+            self._target.create_staging(connection, staging, [each.name for each in columns])
+            self._target.move(connection, staging, 0, None if self._checkpoint_column is None else "")
+
+        self.database.attempt(work)
 
     def take_fence(self, context: SinkContext) -> None:
         self.database.write(lambda connection: self._ledger.lock(connection, context, take=True))

@@ -230,7 +230,7 @@ class _Attempt:
 
     def check(self) -> PlanReport:
         """Build every plan whose inputs' columns are known; creates no tasks."""
-        report = PlanReport(self.chains)
+        report = PlanReport(self.chains, schemas=self.plans.schemas)
         for chain in self.chains:
             head = self.pipeline.stage(chain.stages[0])
             missing = next((name for name in head.inputs if name not in report.passed), None)

@@ -16,7 +16,7 @@ from dagster_checkpoints.execution.split_events import SplitsDiscovered
 from dagster_checkpoints.pipeline import DiscoveryContext, InputAsset, Pipeline, SplitSource, StageKind, TaskId
 from dagster_checkpoints.spark.errors import StageFailedError
 from dagster_checkpoints.spark.job.job_messages import failure_of
-from dagster_checkpoints.spark.query.error_location import own_line
+from dagster_checkpoints.spark.query.error_location import located
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,7 +90,6 @@ class SplitDiscovery:
                     self._report(TaskReport(action.attempt, SplitsDiscovered(stage.name, tuple(batch))))
                     batch, size = [], min(2 * size, SPLITS_OF_A_REPORT)
         except Exception as error:
-            line = own_line(error, stage.location.file)
-            text = f"the discovery of its splits failed: {type(error).__name__}: {error}\n  at {line}"
+            text = f"the discovery of its splits failed {located(error, stage)}"
             raise StageFailedError(stage.name, ", ".join(stage.instances), text) from error
         self._report(TaskReport(action.attempt, SplitsDiscovered(stage.name, tuple(batch), last=True)))

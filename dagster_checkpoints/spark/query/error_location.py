@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from linecache import getline
 
+from dagster_checkpoints.own_code import own_frames
 from dagster_checkpoints.pipeline import FunctionSplitSource, FunctionStage, Stage
+from dagster_checkpoints.spark.query.error_text import text_of_error
 
 _WORKER_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)', re.MULTILINE)
 
@@ -37,7 +39,8 @@ def own_line(error: BaseException, inside: str | None) -> CodeLine | None:
         inside: The user's file: the innermost frame in this file is returned, a worker's frame before a frame of this process.
 
     Returns:
-        Without a frame in that file, the innermost frame of this process; None if there is none.
+        Without a frame in that file, the innermost frame of this process that is neither in Python's own code, nor in an
+        installed package, nor in this one; None if there is none.
     """
     in_driver = [CodeLine(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
     in_worker = [CodeLine(m["file"], int(m["line"]), m["function"]) for m in _WORKER_FRAME.finditer(str(error))]
@@ -45,7 +48,21 @@ def own_line(error: BaseException, inside: str | None) -> CodeLine | None:
         within = [frame for frame in frames if frame.file == inside]
         if within:
             return within[-1]
-    return in_driver[-1] if in_driver else None
+    own = own_frames(error)
+    return CodeLine(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else None
+
+
+def located(error: BaseException, stage: Stage, advice: str = "") -> str:
+    """The text of an error that a stage's code raised: the user's line first, then advice, then the error's own text.
+
+    Args:
+        error: The error.
+        stage: The stage; without a line of the user's, the text names the line of its definition.
+        advice: What to do; empty if that is not known.
+    """
+    line = own_line(error, stage.location.file)
+    where = f"at {line}" if line is not None else f"in the stage that {stage.location} defines"
+    return "\n".join(filter(None, (where, advice, text_of_error(error))))
 
 
 def stage_of(error: BaseException, stages: Sequence[Stage]) -> Stage | None:

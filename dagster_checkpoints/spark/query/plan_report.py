@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from pyspark.sql.types import StructType
 
 from dagster_checkpoints.pipeline import Chain
 from dagster_checkpoints.spark.errors import StageError
@@ -22,6 +24,7 @@ class PlanReport:
         changed: Plans that do not fit the state of the checkpoint, if the plans were compared with one.
         warnings: Warnings of the stages and the checks.
         changes: What a restore makes of the queries of the checkpoint, in words.
+        schemas: The columns of the rows of each stage, as far as they are known.
     """
 
     chains: tuple[Chain, ...]
@@ -31,6 +34,7 @@ class PlanReport:
     changed: list[RestoreError] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     changes: tuple[str, ...] = ()
+    schemas: Mapping[str, StructType] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -43,6 +47,11 @@ class PlanReport:
         self.passed.update(dict.fromkeys(stages[:at]))
         self.failed[stages[at]] = error
         self.skip(stages[at + 1 :], stages[at])
+
+    def refuse(self, error: StageError) -> None:
+        """Record an error of a stage whose plan can run."""
+        self.passed.pop(error.stage, None)
+        self.failed[error.stage] = error
 
     def skip(self, stages: Sequence[str], because_of: str) -> None:
         """Record stages that could not be checked, since the columns of a stage that they read are not known."""

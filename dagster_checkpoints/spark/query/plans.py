@@ -24,6 +24,7 @@ from dagster_checkpoints.spark.errors import (
 )
 from dagster_checkpoints.spark.query.channel_sources import RECORDS
 from dagster_checkpoints.spark.query.column_types import text_of
+from dagster_checkpoints.spark.query.error_text import text_of_error
 from dagster_checkpoints.spark.query.event_time_checks import check_event_time_moves
 from dagster_checkpoints.spark.query.file_paths import check_file_paths
 from dagster_checkpoints.spark.query.fused_plans import (
@@ -42,6 +43,7 @@ from dagster_checkpoints.spark.query.source_checks import check_source
 from dagster_checkpoints.spark.query.spark_advice import advice_on_refused_plan
 from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
 from dagster_checkpoints.spark.query.stage_inputs import nullable
+from dagster_checkpoints.spark.query.stage_results import no_dataframe
 
 
 @dataclass(frozen=True)
@@ -222,11 +224,12 @@ def conform(call: StageCall, what: str, frame: DataFrame, schema: StructType, of
         StageResultError: The result is not a DataFrame, or its columns are not those of `transform`.
         StageStreamError: The result is a stream.
     """
-    if not isinstance(frame, DataFrame):
+    problem = no_dataframe(frame)
+    if problem:
         raise StageResultError(
             call.stage.name,
             call.context.instance,
-            f"expected {what} ({call.stage.location}) to return a DataFrame or None, found {type(frame).__name__}.",
+            f"expected {what} ({call.stage.location}) to return a Spark DataFrame or None, found {problem}.",
         )
     if frame.isStreaming:
         raise StageStreamError(
@@ -384,11 +387,11 @@ def _check_supported(pipeline: Pipeline, call: StageCall, frame: DataFrame, posi
         checker.checkForStreaming(analyzed(frame), mode)
     except AnalysisException as error:
         if position and call.stage.inputs:
-            raise RefusedAtStage(call.stage.name, str(error)) from error
+            raise RefusedAtStage(call.stage.name, text_of_error(error)) from error
         raise PlanRefusedError(
             call.stage.name,
             call.context.instance,
-            f"{advice_on_refused_plan(error, pipeline, call.stage, analyzed(frame)).rstrip()}\nSpark: {error}",
+            f"{advice_on_refused_plan(error, pipeline, call.stage, analyzed(frame)).rstrip()}\n{text_of_error(error)}",
         ) from error
 
 

@@ -9,9 +9,10 @@ from pyspark.sql import DataFrame
 
 from dagster_checkpoints.pipeline import Stage, StageContext
 from dagster_checkpoints.spark.errors import StageError, StageFailedError, StageResultError
-from dagster_checkpoints.spark.query.error_location import own_line
+from dagster_checkpoints.spark.query.error_location import located
 from dagster_checkpoints.spark.query.query_guard import refusing_queries
 from dagster_checkpoints.spark.query.spark_advice import advice_on_stage_error
+from dagster_checkpoints.spark.query.stage_results import no_dataframe
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def open_stage(call: StageCall) -> None:
     except StageError:
         raise
     except Exception as error:
-        raise _failed(call, error, "open() raised ") from error
+        raise _failed(call, error, "open() failed ") from error
 
 
 def transform_stage(call: StageCall, arguments: Mapping[str, DataFrame]) -> DataFrame:
@@ -50,19 +51,17 @@ def transform_stage(call: StageCall, arguments: Mapping[str, DataFrame]) -> Data
     except StageError:
         raise
     except Exception as error:
-        raise _failed(call, error, "") from error
-    if not isinstance(result, DataFrame):
+        raise _failed(call, error, "failed ") from error
+    problem = no_dataframe(result)
+    if problem:
         raise StageResultError(
             stage.name,
             call.context.instance,
-            f"expected its function ({stage.location}) to return a DataFrame, found {type(result).__name__}. Return the "
-            "DataFrame; do not start or write it.",
+            f"expected its function ({stage.location}) to return a Spark DataFrame, found {problem}.",
         )
     return result
 
 
 def _failed(call: StageCall, error: Exception, what: str) -> StageFailedError:
-    line = own_line(error, call.stage.location.file)
-    advice = advice_on_stage_error(error)
-    text = f"{what}{type(error).__name__}: {error}\n  at {line}"
-    return StageFailedError(call.stage.name, call.context.instance, f"{advice}\n{text}" if advice else text)
+    text = located(error, call.stage, advice_on_stage_error(error))
+    return StageFailedError(call.stage.name, call.context.instance, f"{what}{text}")

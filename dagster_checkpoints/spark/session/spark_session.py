@@ -6,6 +6,7 @@ at any moment, and an interrupted py4j call hangs or swaps answers between calls
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from dagster_checkpoints.spark.query.query_guard import guard_queries
 from dagster_checkpoints.spark.session import executor_probe
 from dagster_checkpoints.spark.session.class_archive import ClassArchive
 from dagster_checkpoints.spark.session.java import configure_java
+from dagster_checkpoints.spark.session.launcher import launch
 from dagster_checkpoints.spark.session.spark_home import lean_spark_home
 from dagster_checkpoints.spark.session.spark_version import check_supported, installed_version
 
@@ -30,6 +32,7 @@ class SparkSettingError(DagsterCheckpointsError):
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 _QUERY_LOG = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
+_ERROR_LOGS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 RETAINED_BATCHES = "spark.sql.streaming.minBatchesToRetain"
 LEAST_RETAINED_BATCHES = 2
@@ -121,6 +124,7 @@ def build_session(config: Mapping[str, Any] | None = None, *, share_classes: boo
 
     Raises:
         JavaNotFound: There is no Java that this Spark can run on.
+        SparkLaunchError: Java has ended before Spark began, for example because of a package that cannot be found.
         SparkSettingError: See :func:`session_config`.
         SparkVersionError: The plugin does not run on the installed version of Spark.
     """
@@ -146,9 +150,11 @@ def build_session(config: Mapping[str, Any] | None = None, *, share_classes: boo
         if share_classes:
             archive = ClassArchive(java_home, settings)
             with archive.offered():
+                launch(settings)
                 spark = builder.getOrCreate()
             archive.make_later(str(spark._jvm.System.getProperty("java.class.path")))  # type: ignore[union-attr]
         else:
+            launch(settings)
             spark = builder.getOrCreate()
     return prepare_session(spark)
 
@@ -157,12 +163,15 @@ def prepare_session(spark: SparkSession) -> SparkSession:
     """Prepare a session: functions that its workers run are sent by value, and only tasks start queries.
 
     Spark's log of a query that ends with an error is switched off: for Spark, a stop between two batches looks like an error;
-    a real error is reported by its task, with the stage's name.
+    a real error is reported by its task, with the stage's name. So are PySpark's logs of errors that it raises as well: each is
+    a line of JSON that holds the whole plan.
     """
     from pyspark import cloudpickle
 
     cloudpickle.register_pickle_by_value(executor_probe)
     guard_queries()
+    for name in _ERROR_LOGS:
+        logging.getLogger(name).disabled = True
     log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
     log4j.core.config.Configurator.setLevel(_QUERY_LOG, log4j.Level.OFF)
     return spark

@@ -5,24 +5,32 @@ It must not know the task.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException, ParseException
 
+from dagster_checkpoints.pipeline import Stage
 from dagster_checkpoints.spark.errors import (
     QueryStoppedError,
+    SourceFileError,
     SourceRowsLostError,
     SourceValueError,
     StageError,
     StageFailedError,
     StagePlanFailedError,
 )
-from dagster_checkpoints.spark.query.error_location import own_line, stage_of
+from dagster_checkpoints.spark.query.error_location import located, stage_of
 from dagster_checkpoints.spark.query.query import QueryStopped
 from dagster_checkpoints.spark.query.query_guard import refusing_queries
 from dagster_checkpoints.spark.query.spark_advice import advice_on_failed_query, lost_rows, refused_value
+from dagster_checkpoints.spark.query.unreadable_files import UnreadableFile, source_of_file, unreadable_file
 from dagster_checkpoints.spark.tasks.task_parts import StageInstance
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _MAY_APPEAR = frozenset({"PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"})
 """Spark's names of errors about a missing path, table or schema: it may exist in another attempt."""
@@ -33,10 +41,12 @@ class StageErrors:
 
     Args:
         instances: The stages of the chain in this task.
+        outputs: The result of each stage, as far as plans are known: it says which source reads a file.
     """
 
-    def __init__(self, instances: Sequence[StageInstance]) -> None:
+    def __init__(self, instances: Sequence[StageInstance], outputs: Mapping[str, DataFrame] = MappingProxyType({})) -> None:
         self._instances = tuple(instances)
+        self._outputs = outputs
 
     @contextmanager
     def running(self, instance: StageInstance) -> Iterator[None]:
@@ -59,11 +69,27 @@ class StageErrors:
             return error
         if isinstance(error, QueryStopped):
             return self._stopped()
-        stages = [instance.stage for instance in self._instances]
-        stage = stages[0] if lost_rows(error) or refused_value(error) else stage_of(error, stages)
-        failed = self._failed(next((i for i in self._instances if i.stage is stage), self._instances[-1]), error)
+        unreadable = unreadable_file(error)
+        if unreadable is not None:
+            failed = self._unreadable(unreadable)
+        else:
+            stages = [instance.stage for instance in self._instances]
+            of_source = lost_rows(error) or refused_value(error)
+            failed = self._failed(self._of(stages[0] if of_source else stage_of(error, stages)), error)
         failed.__cause__ = error
         return failed
+
+    def _of(self, stage: Stage | None) -> StageInstance:
+        return next((each for each in self._instances if each.stage is stage), self._instances[-1])
+
+    def _unreadable(self, found: UnreadableFile) -> StageFailedError:
+        sources = {each.stage.name: each.stage for each in self._instances if each.stage.kind.is_source}
+        frames = {name: self._outputs[name] for name in sources if name in self._outputs}
+        name = source_of_file(found.file, frames) or (next(iter(sources)) if len(sources) == 1 else None)
+        instance = self._of(sources[name] if name is not None else None)
+        kind = SourceFileError if found.repeats else StageFailedError
+        text = f"failed{self._within()} in the stage that {instance.stage.location} defines: {found.text}"
+        return kind(instance.stage.name, instance.call.context.instance, text)
 
     def _stopped(self) -> QueryStoppedError:
         tail = self._instances[-1]
@@ -82,14 +108,8 @@ class StageErrors:
 
     def _failed(self, instance: StageInstance, error: BaseException) -> StageFailedError:
         stage = instance.stage
-        kind = _kind(error)
-        advice = advice_on_failed_query(error)
-        advice = f"{advice}\n" if advice else ""
-        return kind(
-            stage.name,
-            instance.call.context.instance,
-            f"failed{self._within()}: {advice}{type(error).__name__}: {error}\n  at {own_line(error, stage.location.file)}",
-        )
+        text = located(error, stage, advice_on_failed_query(error))
+        return _kind(error)(stage.name, instance.call.context.instance, f"failed{self._within()} {text}")
 
 
 def _kind(error: BaseException) -> type[StageFailedError]:

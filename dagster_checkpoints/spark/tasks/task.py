@@ -96,7 +96,7 @@ class Task(ABC):
         self.id = parts.id
         self.output = parts.output
         self.plan = parts.plan
-        self.stages = StageErrors(parts.instances)
+        self.stages = StageErrors(parts.instances, parts.plan.outputs if parts.plan is not None else {})
         self.operators = OperatorChain(parts, self.stages)
         checkpoint = parts.folder.work / "checkpoint"
         partitions = parts.pipeline.stage(parts.chain.name).state_partitions_of_instance

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,13 @@ from dagster_checkpoints.pipeline import CheckEvaluation, Pipeline, Stage
 from dagster_checkpoints.sinks import SinkCommit, SinkContext, SinkError, TwoPhaseCommitSink
 from dagster_checkpoints.sinks.durable import link_or_copy
 from dagster_checkpoints.sinks.transactions import PendingTransactions
+from dagster_checkpoints.sinks.unwritable import reaching
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
 from dagster_checkpoints.spark.files.work_path import local_copies
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 from dagster_checkpoints.spark.tasks.commit_checks import CheckedRows, CommitChecks
 from dagster_checkpoints.storage import Ownership
+from dagster_checkpoints.storage.urls import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +62,19 @@ def check_new_start(pipeline: Pipeline, ownership: Ownership) -> None:
     for stage in pipeline.stages:
         for index in range(stage.parallelism if stage.sink is not None else 0):
             assert stage.sink is not None
-            stage.sink.check_new_start(sink_context(pipeline, stage, index, ownership, ownership.job_id + 1, attempt=""))
+            with reaching_sink(stage.sink, f"{stage.where}: {stage.sink}"):
+                stage.sink.check_new_start(sink_context(pipeline, stage, index, ownership, ownership.job_id + 1, attempt=""))
+
+
+def reaching_sink(sink: TwoPhaseCommitSink, name: str = "") -> AbstractContextManager[None]:
+    """A context in which errors of the file system below a sink's place become the sink's own errors.
+
+    Args:
+        sink: The sink.
+        name: The sink as errors name it; by default its own text.
+    """
+    path = local_path(sink.uri) if sink.uri is not None else None
+    return reaching(name or str(sink), path or sink.uri or "its place")
 
 
 class TaskSink:
@@ -106,13 +121,14 @@ class TaskSink:
                 checkpoints again. It may be given even if there are no later checkpoints.
             restored_files: The fetched files of a savepoint's transactions, by position in `transactions`, then by name.
         """
-        self._sink.open(self._context)
-        if transactions is None:
-            self._sink.start_new()
-            return
-        for position, files in sorted((restored_files or {}).items()):
-            self._sink.restore_transaction(transactions[position], files)
-        self._sink.recover(transactions, restored=take_back_after)
+        with reaching_sink(self._sink):
+            self._sink.open(self._context)
+            if transactions is None:
+                self._sink.start_new()
+                return
+            for position, files in sorted((restored_files or {}).items()):
+                self._sink.restore_transaction(transactions[position], files)
+            self._sink.recover(transactions, restored=take_back_after)
 
     def settle(
         self,
@@ -140,13 +156,15 @@ class TaskSink:
         """Put one micro-batch into the current transaction."""
         batch = table_dataframe(self._spark, self._schema, segment.files)
         with local_copies(segment.files, self._scratch) as files:
-            self._sink.write(batch, [str(file) for file in files], batch_id)
+            with reaching_sink(self._sink):
+                self._sink.write(batch, [str(file) for file in files], batch_id)
             if self._checks is not None:
                 self._checks.add(segment, batch_id, files)
 
     def finish(self) -> None:
         """The data has ended: what the sink has held back joins the current transaction."""
-        self._sink.finish()
+        with reaching_sink(self._sink):
+            self._sink.finish()
 
     def check(self, checkpoint_id: int) -> tuple[CheckEvaluation, ...]:
         """Evaluate the stage's checks over the rows that are not committed; before `pre_commit`."""
@@ -154,7 +172,8 @@ class TaskSink:
 
     def pre_commit(self, checkpoint_id: int) -> tuple[str, ...]:
         """Close the current transaction. Returns all uncommitted transactions: they belong to the checkpoint."""
-        transaction = self._sink.pre_commit(checkpoint_id)
+        with reaching_sink(self._sink):
+            transaction = self._sink.pre_commit(checkpoint_id)
         if transaction is not None:
             self._pending.add(checkpoint_id, transaction)
         return self._pending.all
@@ -198,7 +217,8 @@ class TaskSink:
         """
         commits = []
         while (transaction := self._pending.first_up_to(checkpoint_id)) is not None:
-            commits.append(self._sink.commit(transaction) or SinkCommit())
+            with reaching_sink(self._sink):
+                commits.append(self._sink.commit(transaction) or SinkCommit())
             self._pending.committed()
         return commits
 

@@ -423,6 +423,11 @@ def test_wrong_topics_servers_and_credentials_are_refused(
     check(topic, kafka.servers_with_login, **LOGIN, **{"sasl.password": PASSWORD})
     with pytest.raises(InvalidSinkTopic, match="expected a topic 'missing', found none in the cluster"):
         check("missing", kafka.servers)
+    pq.write_table(pa.table({"n": [1]}), tmp_path / "rows.parquet")
+    context = ModelJob(KafkaSink(topic, kafka.servers, staging=tmp_path), tmp_path).context(0, epoch=1)
+    KafkaSink(topic, kafka.servers, staging=tmp_path).check_target(context, tmp_path / "rows.parquet")
+    with pytest.raises(InvalidSinkTopic, match="expected a topic 'missing', found none in the cluster"):
+        KafkaSink("missing", kafka.servers, staging=tmp_path).check_target(context, tmp_path / "rows.parquet")
     assert "missing" not in kafka.topics()
     with pytest.raises(SinkUnavailable, match=r"looking up topic .*127\.0\.0\.1:1/bootstrap"):
         check(topic, "127.0.0.1:1")

@@ -1,0 +1,72 @@
+"""A JVM that ends before Spark begins: its reason is in the error, and what it wrote is on the standard error as ever."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dagster_checkpoints.spark.session.launcher import launch_problem
+
+IVY = """\
+:: loading settings :: file = ivysettings.xml
+org.example#reader_2.12 added as a dependency
+		module not found: org.example#reader_2.12;9.9
+		::::::::::::::::::::::::::::::::::::::::::::::
+		::          UNRESOLVED DEPENDENCIES         ::
+		::::::::::::::::::::::::::::::::::::::::::::::
+		:: org.example#reader_2.12;9.9: not found
+		:: org.other#writer;1: configuration not found in org.other#writer;1: 'master'
+		::::::::::::::::::::::::::::::::::::::::::::::
+Exception in thread "main" java.lang.RuntimeException: [unresolved dependency: org.example#reader_2.12;9.9: not found]
+	at org.apache.spark.util.MavenUtils$.resolveMavenCoordinates(MavenUtils.scala:539)
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "texts"),
+    [
+        (IVY, ["org.example:reader_2.12:9.9 (not found)", "org.other:writer:1 (configuration not found", "_2.13", "spark.jars"]),
+        (
+            "Invalid maximum heap size: -Xmx9z\nError: Could not create the Java Virtual Machine.\n",
+            ["-Xmx9z", "spark.driver.memory"],
+        ),
+        (
+            "WARNING: Using incubator modules: jdk.incubator.vector\nUnrecognized VM option 'Nix'\n",
+            ["output: Unrecognized VM option"],
+        ),
+        ("", ["it has written nothing", "JAVA_HOME"]),
+    ],
+)
+def test_what_the_launchers_output_says(output: str, texts: list[str]) -> None:
+    problem = launch_problem(output, {"spark.jars.packages": "org.example:reader_2.12:9.9,org.other:writer:1"})
+    for text in texts:
+        assert text in problem
+    assert "\tat " not in problem and "::" not in problem
+
+
+LAUNCHES = """
+from dagster_checkpoints.spark.session.launcher import SparkLaunchError
+from dagster_checkpoints.spark.session.spark_session import build_session
+
+settings = {"spark.master": "local[1]", "spark.jars.ivySettings": "settings.xml"}
+for more in ({"spark.driver.memory": "9q"}, {"spark.jars.packages": "org.example:reader_2.12:9.9"}):
+    try:
+        build_session({**settings, **more})
+    except SparkLaunchError as error:
+        print("refused:", error)
+"""
+
+
+def test_a_package_that_is_not_found_and_memory_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "settings.xml").write_text(
+        f'<ivysettings><settings defaultResolver="here"/><caches defaultCacheDir="{tmp_path}/cache"/><resolvers>'
+        f'<filesystem name="here"><artifact pattern="{tmp_path}/[artifact].[ext]"/></filesystem></resolvers></ivysettings>'
+    )
+    ran = subprocess.run([sys.executable, "-c", LAUNCHES], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    memory, package = [line for line in ran.stdout.splitlines() if line.startswith("refused: ")]
+    assert "9q" in memory and "spark.driver.memory" in memory
+    assert "found no org.example:reader_2.12:9.9 (not found)" in package
+    assert "UNRESOLVED DEPENDENCIES" in ran.stderr  # passed on
