@@ -1,8 +1,8 @@
 """Finds joins of two streams that Spark cannot run, and those that keep their rows for ever.
 
-Spark looks up the rows of the other side by their key, so the condition needs an equality of columns of both sides. Spark drops a
-row of a stream-stream join from its state when no matching row can arrive any more. It derives that from a watermark on the join's
-keys, or from a watermark on both sides and a condition that bounds one time by the other.
+Spark looks up the rows of the other side by their key, so the condition needs an equality of columns of both sides. It drops a
+row of a stream-stream join from its state when no matching row can arrive any more. It derives that from a watermark on the
+join's keys, or from a watermark on both sides and a condition that bounds one time by the other.
 
 Source: https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-datasets.html#stream-stream-joins, and Spark's
 `StreamingSymmetricHashJoinHelper.getStateWatermarkPredicates`, whose conditions this module evaluates.
@@ -43,8 +43,8 @@ def check_join_keys(call: StageCall, frame: DataFrame) -> None:
                 call.stage.name,
                 call.context.instance,
                 f"its result ({call.stage.location}) joins two streams on "
-                f"{condition.get().sql() if condition.isDefined() else 'no condition'}, without an equality: Spark finds matching "
-                "rows by the values that are equal on both sides, and cannot run this join. Add an equality, of a key, or of "
+                f"{condition.get().sql() if condition.isDefined() else 'no condition'}, without an equality: Spark finds "
+                "matching rows by the values that are equal on both sides, and cannot run this join. Add an equality, of a key, or of "
                 "windows of the event time (F.window) that contain all times that may match.",
             )
 
