@@ -44,8 +44,8 @@ def check_join_keys(call: StageCall, frame: DataFrame) -> None:
                 call.context.instance,
                 f"its result ({call.stage.location}) joins two streams on "
                 f"{condition.get().sql() if condition.isDefined() else 'no condition'}, without an equality: Spark finds "
-                "matching rows by the values that are equal on both sides, and cannot run this join. Add an equality, of a key, or of "
-                "windows of the event time (F.window) that contain all times that may match.",
+                "matching rows by the values that are equal on both sides, and cannot run this join. Add an equality, of a key, "
+                "or of windows of the event time (F.window) that contain all times that may match.",
             )
 
 
