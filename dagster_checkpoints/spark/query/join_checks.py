@@ -1,7 +1,7 @@
 """Finds joins of two streams that Spark cannot run, and those that keep their rows for ever.
 
-Spark looks up the rows of the other side by their key, so the condition needs an equality of columns of both sides. Spark drops
-a row of a stream-stream join from its state when no matching row can arrive any more. It derives that from a watermark on the
+Spark looks up the rows of the other side by their key, so the condition needs an equality of columns of both sides. It drops a
+row of a stream-stream join from its state when no matching row can arrive any more. It derives that from a watermark on the
 join's keys, or from a watermark on both sides and a condition that bounds one time by the other.
 
 Source: https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-datasets.html#stream-stream-joins, and Spark's
