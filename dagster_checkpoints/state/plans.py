@@ -141,9 +141,15 @@ def _planned_difference(
     planned: Mapping[str, Sequence[PlannedOperator]] | None,
     compare: Callable[[Sequence[PlannedOperator], Sequence[PlannedOperator]], PlannedDifference | None],
 ) -> PlannedDifference | None:
-    """How the planned operators of a stage differ from those in a checkpoint; None if they do not, or if these are not known."""
+    """How the planned operators of a stage differ from those in a checkpoint; None if they do not, or if these are not known.
+
+    Where a fused source has ended, another stream stands in for it, and columns cannot be traced through it any more: then only
+    the layout of the state is compared.
+    """
     before = snapshot.stages[stage].planned if stage in snapshot.stages else None
-    return compare(before, planned[stage]) if before is not None and planned is not None else None
+    if before is None or planned is None:
+        return None
+    return (layout_difference if snapshot.ended_sources else compare)(before, planned[stage])
 
 
 def _declared(operator: str) -> str:

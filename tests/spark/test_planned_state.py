@@ -25,6 +25,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources
+from dagster_checkpoints.spark.query.fused_plans import fused_source
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, describe
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.query_gate import QueryGate
@@ -353,6 +354,29 @@ def test_what_a_changed_program_is_refused_for(
 ) -> None:
     found = refusal(describe_program(before), describe_program(now))
     assert found is None if said is None else found is not None and said in found, found
+
+
+@pytest.mark.parametrize(
+    "name", ["two joins that exchange places", "a filter on a key behind a group", "functions over exchanged columns"]
+)
+def test_what_the_runtime_adds_to_an_input_does_not_show(
+    spark: SparkSession, describe_program: Callable[[Program], PlanDescription], name: str
+) -> None:
+    """A release may hold the optimizer off in another way: the state of checkpoints stays the same."""
+    (_, program, _), opaque = PAIRS[name], F.spark_partition_id() >= 0
+    one, two = (rows.where(opaque) for rows in inputs(spark))
+    found = described(program(one, two))
+    assert found.planned == describe_program(program).planned and found.operators == describe_program(program).operators
+    assert "spark_partition_id" not in str(found)
+
+
+def test_what_stands_in_for_a_fused_source_that_has_ended_does_not_show(spark: SparkSession) -> None:
+    def plan(one: DataFrame, two: DataFrame) -> PlanDescription:
+        return described(halves("v > 0", "v <= 0")(fused_source("live", one), two))
+
+    one, two = inputs(spark)
+    before, now = plan(one.where("w > 3"), two), plan(inputs(spark, "other")[0], two)
+    assert before.planned == now.planned and "source 'live'" in str(now.planned)
 
 
 # Settings that decide the plan

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from dagster_checkpoints.state import (
+    FusedSourceSnapshot,
     PlannedInput,
     PlannedOperator,
     QuerySnapshot,
@@ -102,6 +104,17 @@ def test_the_error_shows_what_tells_operators_apart() -> None:
     with pytest.raises(StatefulPlanChanged) as error:
         check_stateful_plans(held, {"hourly": ("declared",)}, "JFK", {}, "checkpoint 7", {"hourly": (group(B, C), group(A, C))})
     assert "\n  In the checkpoint: [1] where a, [2] where b\n  Now: [1] where b, [2] where a\n" in str(error.value)
+
+
+def test_columns_are_not_traced_through_a_fused_source_that_has_ended() -> None:
+    held = msgspec.structs.replace(snapshot(group(A, keys="k")), fused=(FusedSourceSnapshot("live", 0, ended=True),))
+
+    def check(now: PlannedOperator) -> None:
+        check_stateful_plans(held, {"hourly": ("declared",)}, "JFK", {}, "checkpoint 7", {"hourly": (now,)})
+
+    check(group(B, keys="v"))
+    with pytest.raises(StatefulPlanChanged, match="another number of keys"):
+        check(group(A, keys="kv"))
 
 
 @pytest.mark.parametrize(

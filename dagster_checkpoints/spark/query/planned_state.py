@@ -184,8 +184,10 @@ class _Query:
         return list(dict.fromkeys(self._sources[leaf] for leaf in leaves if leaf in self._sources))
 
     def _conditions(self, condition: Node, below: Sequence[Node]) -> Iterator[str]:
-        """The parts of a filter's condition, without those that Spark has added."""
+        """The parts of a filter's condition, without those that Spark or the runtime has added."""
         for part in conjuncts(condition):
+            if any(each.kind == "SparkPartitionID" for each in part.all()):
+                continue
             text = traced(part, below)
             if part.kind != "IsNotNull" or text in self._not_null:
                 yield text
