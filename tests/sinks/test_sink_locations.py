@@ -1,4 +1,4 @@
-"""Locations with characters that a library or a URL would misread: used exactly, or refused where they are written."""
+"""Locations with characters that a library or a URL would take for something else: used exactly, or refused at once."""
 
 from __future__ import annotations
 

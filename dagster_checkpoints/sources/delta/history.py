@@ -177,7 +177,7 @@ class DeltaHistory:
             if known != version - 1:
                 schema = None
                 with suppress(SourceError):  # earlier commits were cleaned up; Spark refuses types that it cannot read
-                    schema = self._at(version, without_files=True).schema().to_json()
+                    schema = self._at(version).schema().to_json()
         self._schema = version, schema
         return schema
 
@@ -233,13 +233,13 @@ class DeltaHistory:
 
     # The library, and errors
 
-    def _at(self, version: int | None, *, without_files: bool = False) -> DeltaTable:
+    def _at(self, version: int | None) -> DeltaTable:
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
         with self._reached():
             try:
-                return DeltaTable(self._url, version, self._options, without_files)
+                return DeltaTable(self._url, version=version, storage_options=self._options)
             except DeltaError as error:
                 if version is not None:
                     raise self._gone(f"version {version} cannot be read any more ({_text(error)})") from error

@@ -23,7 +23,7 @@ from dagster_checkpoints.sources.iceberg.footers import columns_of_files
 from dagster_checkpoints.sources.iceberg.projection import (
     AmbiguousColumns,
     FileField,
-    Layout,
+    RowLayout,
     changed_columns,
     has_ids,
     read_columns,
@@ -61,7 +61,7 @@ class IcebergHistory:
         self.shown = f"read_iceberg_table({'.'.join(identifier)!r})"
         self.id = ""
         self.schema: dict[str, Any] = {}
-        self.layout = Layout((), {})
+        self.layout = RowLayout((), {})
         self._identifier = identifier
         self._settings = settings
         self._changed_rows = changed_rows
@@ -92,7 +92,7 @@ class IcebergHistory:
         self._check_formats(table)
         self.id = str(table.metadata.table_uuid)
 
-    def _layout(self, table: Table) -> Layout:
+    def _layout(self, table: Table) -> RowLayout:
         schema = json.loads(table.schema().model_dump_json())
         defaults = with_defaults(schema["fields"])
         if defaults:
@@ -100,7 +100,7 @@ class IcebergHistory:
                 f"{self.shown}: expected columns that are null in files without them, found a default for {', '.join(defaults)}. "
                 "Read a copy of the table"
             )
-        return Layout.of(schema, (json.loads(spec.model_dump_json()) for spec in table.specs().values()))
+        return RowLayout.of(schema, (json.loads(spec.model_dump_json()) for spec in table.specs().values()))
 
     def _check_formats(self, table: Table) -> None:
         """Refuse a table of which the newest snapshot has data files that are not Parquet files."""

@@ -109,7 +109,7 @@ def _type(kind: Any, there: FileField | None) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RowLayout:
     """How rows are put together: columns from the files, then constants of each file.
 
     Args:
@@ -123,7 +123,7 @@ class Layout:
     not_exact: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, schema: Mapping[str, Any], specs: Iterable[Mapping[str, Any]]) -> Layout:
+    def of(cls, schema: Mapping[str, Any], specs: Iterable[Mapping[str, Any]]) -> RowLayout:
         """The layout of a table.
 
         Args:
