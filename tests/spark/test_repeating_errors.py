@@ -48,6 +48,7 @@ class WithCause(Exception):
         (errors.EndlessSourceError("s", "0", "p"), True),
         (errors.RestoredSchemaError("p"), True),
         (errors.StagePlanFailedError("s", "0", "p"), True),
+        (errors.SourceRefusedError("s", "0", "p"), True),
         (errors.StageFailedError("s", "0", "p"), False),
         (errors.QueryStoppedError("s", "0", "p"), False),
         (errors.JobFailedError("p"), False),

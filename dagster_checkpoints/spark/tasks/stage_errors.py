@@ -12,8 +12,8 @@ from pyspark.errors import AnalysisException, ParseException
 
 from dagster_checkpoints.spark.errors import (
     QueryStoppedError,
+    SourceRefusedError,
     SourceRowsLostError,
-    SourceValueError,
     StageError,
     StageFailedError,
     StagePlanFailedError,
@@ -21,7 +21,7 @@ from dagster_checkpoints.spark.errors import (
 from dagster_checkpoints.spark.query.error_location import own_line, stage_of
 from dagster_checkpoints.spark.query.query import QueryStopped
 from dagster_checkpoints.spark.query.query_guard import refusing_queries
-from dagster_checkpoints.spark.query.spark_advice import advice_on_failed_query, lost_rows, refused_value
+from dagster_checkpoints.spark.query.spark_advice import advice_on_failed_query, lost_rows, refused_by_source
 from dagster_checkpoints.spark.tasks.task_parts import StageInstance
 
 _MAY_APPEAR = frozenset({"PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"})
@@ -60,7 +60,7 @@ class StageErrors:
         if isinstance(error, QueryStopped):
             return self._stopped()
         stages = [instance.stage for instance in self._instances]
-        stage = stages[0] if lost_rows(error) or refused_value(error) else stage_of(error, stages)
+        stage = stages[0] if lost_rows(error) or refused_by_source(error) else stage_of(error, stages)
         failed = self._failed(next((i for i in self._instances if i.stage is stage), self._instances[-1]), error)
         failed.__cause__ = error
         return failed
@@ -95,8 +95,8 @@ class StageErrors:
 def _kind(error: BaseException) -> type[StageFailedError]:
     if lost_rows(error):
         return SourceRowsLostError
-    if refused_value(error):
-        return SourceValueError
+    if refused_by_source(error):
+        return SourceRefusedError
     return StagePlanFailedError if _is_wrong_plan(error) else StageFailedError
 
 
