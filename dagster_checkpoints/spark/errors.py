@@ -129,8 +129,8 @@ class SourceRowsLostError(StageFailedError):
     repeats: ClassVar[bool] = True
 
 
-class SourceValueError(StageFailedError):
-    """A row of a source has a value that does not fit its column's type exactly."""
+class SourceRefusedError(StageFailedError):
+    """A source of the plugin cannot read what it found: a value does not fit its column's type, or the table was changed."""
 
     repeats: ClassVar[bool] = True
 

@@ -58,6 +58,7 @@ class WithCause(Exception):
         (errors.NamedSourceError("s", "0", "p"), True),
         (errors.RestoredSchemaError("p"), True),
         (errors.StagePlanFailedError("s", "0", "p"), True),
+        (errors.SourceRefusedError("s", "0", "p"), True),
         (errors.StageFailedError("s", "0", "p"), False),
         (errors.QueryStoppedError("s", "0", "p"), False),
         (errors.JobFailedError("p"), False),

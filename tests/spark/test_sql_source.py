@@ -14,7 +14,7 @@ from bench.postgresql import PASSWORD, PostgresqlServer
 from dagster_checkpoints.coordination import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage
 from dagster_checkpoints.sources import read_sql_table
-from dagster_checkpoints.spark.errors import SourceValueError
+from dagster_checkpoints.spark.errors import SourceRefusedError
 from dagster_checkpoints.spark.job.events import JobRestarting
 
 pytestmark = pytest.mark.skipif(pyspark.__version__ < "4.2", reason="read_sql_table needs Spark 4.2")
@@ -88,8 +88,8 @@ def test_a_value_that_does_not_fit_ends_the_job_with_the_column_and_the_row(lab:
 
     job = lab.start(Pipeline("reading", [sales]), restart=FixedDelayRestart(3, 0.1))
     error = job.result().error
-    assert type(error.__cause__) is SourceValueError and "another attempt would fail in the same way" in str(error)
-    assert "failed: read_sql_table('sales') in sqlite:///" in str(error)
+    assert type(error.__cause__) is SourceRefusedError and "another attempt would fail in the same way" in str(error)
+    assert "read_sql_table('sales') in sqlite:///" in str(error)
     assert (
         "expected values of 'amount' that fit bigint exactly, found 1.5: it is not a whole number, in a row with n = 39."
         in str(error)

@@ -74,7 +74,7 @@ _ROWS_LOST_REMEDY = (
 
 
 # Spark gives the error of a Python worker as text.
-_VALUE_REFUSED = re.compile(r"dagster_checkpoints\.sources\.errors\.InvalidSource: (.+)")
+_REFUSED_BY_SOURCE = re.compile(r"dagster_checkpoints\.sources\.errors\.InvalidSource: (.+)")
 
 
 def advice_on_refused_plan(error: BaseException, pipeline: Pipeline, stage: Stage, plan: Any) -> str:
@@ -127,8 +127,8 @@ def advice_on_failed_query(error: BaseException) -> str:
         return _STATE_REMEDY
     if lost_rows(error):
         return "" if isinstance(error, LostRows) else _ROWS_LOST_REMEDY  # a source of the plugin says what to do
-    if refused_value(error):
-        return refused_value(error)
+    if refused_by_source(error):
+        return refused_by_source(error)
     return _STATE_SETTING if "STATE_STORE_INVALID_CONFIG_AFTER_RESTART" in names else ""
 
 
@@ -139,9 +139,9 @@ def lost_rows(error: BaseException) -> bool:
     return isinstance(error, LostRows) or named or text in str(error)
 
 
-def refused_value(error: BaseException) -> str:
-    """The text with which a source of the plugin has refused a value in a worker of Spark's; empty if none has."""
-    found = _VALUE_REFUSED.search(str(error))
+def refused_by_source(error: BaseException) -> str:
+    """The text with which a source of the plugin has refused, in a worker of Spark's, what it found; empty if none has."""
+    found = _REFUSED_BY_SOURCE.search(str(error))
     return found[1] if found is not None else ""
 
 

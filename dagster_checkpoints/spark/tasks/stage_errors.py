@@ -16,8 +16,8 @@ from dagster_checkpoints.pipeline import Stage
 from dagster_checkpoints.spark.errors import (
     QueryStoppedError,
     SourceFileError,
+    SourceRefusedError,
     SourceRowsLostError,
-    SourceValueError,
     StageError,
     StageFailedError,
     StagePlanFailedError,
@@ -25,7 +25,7 @@ from dagster_checkpoints.spark.errors import (
 from dagster_checkpoints.spark.query.error_location import located, stage_of
 from dagster_checkpoints.spark.query.query import QueryStopped
 from dagster_checkpoints.spark.query.query_guard import refusing_queries
-from dagster_checkpoints.spark.query.spark_advice import advice_on_failed_query, lost_rows, refused_value
+from dagster_checkpoints.spark.query.spark_advice import advice_on_failed_query, lost_rows, refused_by_source
 from dagster_checkpoints.spark.query.unreadable_files import UnreadableFile, source_of_file, unreadable_file
 from dagster_checkpoints.spark.tasks.task_parts import StageInstance
 
@@ -74,7 +74,7 @@ class StageErrors:
             failed = self._unreadable(unreadable)
         else:
             stages = [instance.stage for instance in self._instances]
-            of_source = lost_rows(error) or refused_value(error)
+            of_source = lost_rows(error) or refused_by_source(error)
             failed = self._failed(self._of(stages[0] if of_source else stage_of(error, stages)), error)
         failed.__cause__ = error
         return failed
@@ -115,8 +115,8 @@ class StageErrors:
 def _kind(error: BaseException) -> type[StageFailedError]:
     if lost_rows(error):
         return SourceRowsLostError
-    if refused_value(error):
-        return SourceValueError
+    if refused_by_source(error):
+        return SourceRefusedError
     return StagePlanFailedError if _is_wrong_plan(error) else StageFailedError
 
 
