@@ -34,7 +34,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _SQLITE = {
     "SQLITE_READONLY": errno.EROFS,
     "SQLITE_PERM": errno.EACCES,
-    "SQLITE_CANTOPEN": errno.EACCES,
+    "SQLITE_CANTOPEN": errno.ENOENT,
     "SQLITE_FULL": errno.ENOSPC,
 }
 _NUMBER = re.compile(r"(?:os error |Os \{ code: |[Ee]rrno:? ?)(\d+)")
@@ -56,6 +56,11 @@ def place_error(error: BaseException, sink: str, place: object, found: str = "")
         An error that repeats if another attempt would meet the same; None if it is not known what the error means.
     """
     number, found = _number(error), found or _found(error)
+    if number == errno.ENOENT and not isinstance(error, OSError):  # a catalog: a file that an OSError misses may appear
+        return InvalidSinkPath(
+            f"{sink}: expected to open the database at {place}, found: {found}. Create its directory, or give {_user()} the "
+            "right to write there; then start the run again"
+        )
     if number in _PERMANENT:
         remedy = _PERMANENT[number].format(user=_user())
         return InvalidSinkPath(f"{sink}: expected to write to {place}, found: {found}. {remedy}; then start the run again")
@@ -66,6 +71,8 @@ def place_error(error: BaseException, sink: str, place: object, found: str = "")
         )
     denied = isinstance(error, _REFUSED) or _DENIED.search(str(error))
     if denied and not _EXPIRED.search(str(error)):
+        if isinstance(error, _REFUSED):  # storage says the remedy
+            return InvalidSinkPath(f"{sink}: {error}; then start the run again")
         return InvalidSinkPath(
             f"{sink}: expected to write to {place}, found: {found}. Correct the place, the credentials or their rights; then "
             "start the run again"

@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 import pytest
 from pyarrow import fs
 
-from dagster_checkpoints.sinks import FileSink, SinkFenced, SinkUnavailable
+from dagster_checkpoints.sinks import FileSink, InvalidSinkPath, SinkFenced, SinkUnavailable
 from dagster_checkpoints.testing import SinkConformance
 from resources.embedded_s3 import EmbeddedS3
 from tests.sinks.staged_files import opened, staged
@@ -93,7 +93,8 @@ def test_partitions_and_a_copy_that_was_interrupted(server: EmbeddedS3, tmp_path
 def test_a_server_that_does_not_answer_and_a_bucket_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
     away = FileSink("s3://lake/delays", storage_options={"endpoint_url": "http://127.0.0.1:9", "region_name": "us-east-1"})
-    for sink, expected in ((away, "127.0.0.1:9"), (FileSink("s3://nowhere/delays"), "no bucket 'nowhere'")):
-        with pytest.raises(SinkUnavailable, match=expected) as failed:
+    missing = FileSink("s3://nowhere/delays")
+    for sink, kind, expected in ((away, SinkUnavailable, "127.0.0.1:9"), (missing, InvalidSinkPath, "no bucket 'nowhere'")):
+        with pytest.raises(kind, match=expected) as failed:
             opened(sink, 1)
-        assert "hidden" not in str(failed.value) and not failed.value.repeats
+        assert "hidden" not in str(failed.value) and failed.value.repeats is (sink is missing)

@@ -502,7 +502,7 @@ def test_a_catalog_is_named_without_its_credentials(tmp_path: Path) -> None:
     sql = IcebergSink(
         NAME, catalog={"type": "sql", "uri": f"sqlite:///{tmp_path}/none/catalog.db", "s3.secret-access-key": "none"}
     )
-    with pytest.raises(SinkUnavailable, match=r"unable to open database file") as unopened:
+    with pytest.raises(InvalidSinkPath, match=r"unable to open database file.*Create its directory") as unopened:
         sql.open(context())
     for text in (repr(sink), str(sink._catalog), str(unreached.value), str(unopened.value)):
         assert "hidden" not in text
