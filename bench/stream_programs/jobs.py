@@ -77,16 +77,16 @@ def _pipeline(spark: SparkSession, case: Case, folder: Path) -> Pipeline:
             return spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(place))
 
         watermark = ("ts", LATENESS) if case.event_time else None
-        return bounded_source(name=side, watermark=watermark, **({"instances": list(names)} if names else {}))(read)
+        return bounded_source(name=side, watermark=watermark, instances=names)(read)
 
     first, rest = _divided(case.program) if "stages" in case.layout else (case.program, None)
     inputs = dict.fromkeys(SIDES, StageInput(fuse=True)) if "fused" in case.layout else {}
-    of_reader: dict[str, Any] = {}
+    readers = None
     if case.layout.endswith("of each stage"):
-        inputs, of_reader = dict.fromkeys(SIDES, StageInput(key="k")), {"instances": list(_INSTANCES)}
+        inputs, readers = dict.fromkeys(SIDES, StageInput(key="k")), _INSTANCES
     sink = ParquetSink(folder / "result")
 
-    @stage(name="first" if rest else "result", inputs=inputs, **of_reader, **({} if rest else {"sink": sink}))
+    @stage(name="first" if rest else "result", inputs=inputs, instances=readers, sink=None if rest else sink)
     def of_both(a: DataFrame, b: DataFrame) -> DataFrame:
         return frame_of(first, {"a": a, "b": b})
 
@@ -105,4 +105,4 @@ def _divided(program: Program) -> tuple[Program, Callable[[Program], Program] | 
     """A program without its last operator, and that operator; the whole program and None if that operator reads two programs."""
     if len(below(program)) != 1:
         return program, None
-    return below(program)[0], lambda of: dataclasses.replace(program, of=of)  # type: ignore[call-arg]
+    return below(program)[0], lambda of: dataclasses.replace(program, of=of)

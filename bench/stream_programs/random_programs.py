@@ -70,7 +70,7 @@ class Case:
 
 
 def _shown(rows: Sequence[tuple[object, ...]]) -> str:
-    return " ".join(f"({k} {ts:%H:%M} {v})" for k, ts, v in rows) or "nothing"  # type: ignore[str-format]
+    return " ".join(f"({k} {ts:%H:%M} {v})" for k, ts, v in rows) or "nothing"
 
 
 def random_case(seed: int, *, jobs: bool = True) -> Case:

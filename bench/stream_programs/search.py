@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from bench.environment import session_settings
 from bench.stream_programs.jobs import job_rows
-from bench.stream_programs.program import Input, operators
+from bench.stream_programs.program import Input, Join, operators
 from bench.stream_programs.queries import NotAsFused, Refused, batch_rows, query_rows
 from bench.stream_programs.random_programs import Case, random_case
 from dagster_checkpoints.spark.session.spark_session import build_session
@@ -105,7 +105,7 @@ def _rows(spark: SparkSession, case: Case, folder: Path, layout: str) -> Rows:
 def described(case: Case) -> Counter[str]:
     """What is counted of a case that was compared."""
     kinds = {type(each).__name__.lower() for each in operators(case.program) if not isinstance(each, Input)}
-    joins = {f"{each.how} join" for each in operators(case.program) if type(each).__name__ == "Join"}
+    joins = {f"{each.how} join" for each in operators(case.program) if isinstance(each, Join)}
     return Counter({name: 1 for name in [case.layout, f"rows arrive {case.pattern!r}", *kinds, *joins]})
 
 

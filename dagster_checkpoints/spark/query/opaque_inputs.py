@@ -39,5 +39,5 @@ def opaque_condition(condition: Column) -> Column:
 def _without_rows(frame: DataFrame) -> DataFrame:
     """A stream without rows that is no source of the query: Spark never replaces it by an empty relation."""
     session = frame.sparkSession
-    rows: Any = session.sparkContext._jsc.emptyRDD().rdd()  # type: ignore[union-attr]
+    rows: Any = session.sparkContext._jsc.emptyRDD().rdd()
     return DataFrame(session._jsparkSession.internalCreateDataFrame(rows, frame._jdf.schema(), True), session)
