@@ -115,12 +115,12 @@ def query_rows(spark: SparkSession, case: Case, folder: Path, layout: str) -> li
         Refused: The program does not run as a stream.
     """
     configure(spark, case, rocksdb=case.rocksdb)
-    kind: Callable[[SparkSession, Case, Path], _Query] = {
+    kinds: dict[str, Callable[[SparkSession, Case, Path], _Query]] = {
         "channels": _OfChannels,
         "fused": _OfFusedSources,
         "plain": _OfSparkAlone,
-    }[layout]
-    query = kind(spark, case, folder)
+    }
+    query = kinds[layout](spark, case, folder)
     try:
         return query.run()
     except RefusedAtStage as refusal:
