@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,12 +81,12 @@ def _pipeline(spark: SparkSession, case: Case, folder: Path) -> Pipeline:
 
     first, rest = _divided(case.program) if "stages" in case.layout else (case.program, None)
     inputs = dict.fromkeys(SIDES, StageInput(fuse=True)) if "fused" in case.layout else {}
-    of_reader: Sequence[str] | None = None
+    readers = None
     if case.layout.endswith("of each stage"):
-        inputs, of_reader = dict.fromkeys(SIDES, StageInput(key="k")), list(_INSTANCES)
+        inputs, readers = dict.fromkeys(SIDES, StageInput(key="k")), _INSTANCES
     sink = ParquetSink(folder / "result")
 
-    @stage(name="first" if rest else "result", inputs=inputs, instances=of_reader, sink=None if rest else sink)
+    @stage(name="first" if rest else "result", inputs=inputs, instances=readers, sink=None if rest else sink)
     def of_both(a: DataFrame, b: DataFrame) -> DataFrame:
         return frame_of(first, {"a": a, "b": b})
 

@@ -115,8 +115,11 @@ def query_rows(spark: SparkSession, case: Case, folder: Path, layout: str) -> li
         Refused: The program does not run as a stream.
     """
     configure(spark, case, rocksdb=case.rocksdb)
-    kinds: dict[str, Callable[[SparkSession, Case, Path], _Query]]
-    kinds = {"channels": _OfChannels, "fused": _OfFusedSources, "plain": _OfSparkAlone}
+    kinds: dict[str, Callable[[SparkSession, Case, Path], _Query]] = {
+        "channels": _OfChannels,
+        "fused": _OfFusedSources,
+        "plain": _OfSparkAlone,
+    }
     query = kinds[layout](spark, case, folder)
     try:
         return query.run()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,18 @@ from bench.stream_programs.program import Filter, Input, Join, Program, Select, 
 from bench.stream_programs.queries import Refused, batch_rows, query_rows
 from bench.stream_programs.random_programs import Case, random_case
 from bench.stream_programs.search import run_case
+
+SETTINGS = ("spark.sql.shuffle.partitions", "spark.sql.streaming.stateStore.providerClass", "spark.sql.codegen.wholeStage")
+
+
+@pytest.fixture(autouse=True)
+def settings_of_the_session(spark: Any) -> Iterator[None]:
+    """A case changes settings of the session, which all tests share."""
+    before = {name: spark.conf.get(name) for name in SETTINGS}
+    yield
+    for name, value in before.items():
+        spark.conf.set(name, value)
+
 
 A, B = Input("a"), Input("b")
 BOTH = Union(Select(A, "k", "2 * v"), Select(B, "k", "2 * v + 1"))
