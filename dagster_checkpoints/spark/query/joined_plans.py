@@ -59,10 +59,7 @@ def _different(outputs: Mapping[str, DataFrame], parts: Sequence[tuple[str, Data
         kept, added = after[: len(before)], list(map(_shape, after[len(before) :]))
         if kept != before or added != list(map(_shape, _operators(alone))):
             name = earlier[0] if kept != before else tail
-            return (
-                "Spark would keep other columns, or in another order, or rows of another condition, in the state of the query "
-                f"that ends with {name!r}"
-            )
+            return f"Spark would keep other columns, or in another order, in the state of the query that ends with {name!r}"
     return None
 
 
