@@ -58,9 +58,9 @@ EVERYTHING = CheckpointMetadata(
     spark_version="4.3.0",
     statistics={"new_bytes": 12.0},
     stages=(
-        StageMetadata("history", 1, ("0",), finished=(0,), fully_finished=True, rows=0),
-        StageMetadata("live", 3, ("EWR", "JFK", "LGA"), finished=(1,), rows=0),
-        StageMetadata("Verspätungen", 1, ("0",), rows=0),
+        StageMetadata("history", 1, ("0",), finished=(0,), fully_finished=True),
+        StageMetadata("live", 3, ("EWR", "JFK", "LGA"), finished=(1,)),
+        StageMetadata("Verspätungen", 1, ("0",)),
     ),
     chains=(
         ChainMetadata("history", ("history",)),
@@ -86,6 +86,7 @@ EVERYTHING = CheckpointMetadata(
                         "Verspätungen": StageInstanceSnapshot(
                             operator_states=(OperatorState("seen", "list", (b"\x00\xff", b"")),),
                             transactions=('{"dir":"a"}',),
+                            rows_out=0,
                         )
                     },
                     channels=(
