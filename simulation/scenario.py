@@ -142,15 +142,17 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
 
 
 def _config(r: random.Random, theme: str) -> CheckpointConfig:
+    interval = r.choices((None, 1.0, 3.0, 8.0, 40.0), (1, 3, 6, 4, 2))[0]
+    timeout, min_pause = r.choice((10.0, 40.0, 1000.0)), r.choice((0.0, 0.0, 2.0))
     return CheckpointConfig(
-        interval=r.choices((None, 1.0, 3.0, 8.0, 40.0), (1, 3, 6, 4, 2))[0],
-        timeout=r.choice((10.0, 40.0, 1000.0)),
-        min_pause=r.choice((0.0, 0.0, 2.0)),
+        interval=interval,
+        timeout=timeout,
+        min_pause=min_pause if interval is not None else 0.0,
         max_concurrent=r.choice((1, 2, 3, 3) if theme == "storage" else (1, 1, 2, 3)),
         tolerable_failed_checkpoints=r.choice((0, 1, 30, 30)),
         retained=r.choice((1, 1, 2, 3)),
         checkpoints_after_tasks_finish=r.random() < 0.93 or theme == "apart",
-        initial_delay=r.choice((None, None, 0.0)),
+        initial_delay=r.choice((None, None, 0.0)) if interval is not None else r.choice((None, None, None)),
         max_queued=r.choice((1, 3, 1000)),
         keep_on_finish=r.random() < 0.1,
         history=0,

@@ -89,7 +89,7 @@ class AnyEvents(RuleBasedStateMachine):
             initial_delay=initial_delay,
             checkpoints_after_tasks_finish=after_finish,
             timeout=12.0,
-            min_pause=pause,
+            min_pause=pause if interval is not None else 0,
             max_concurrent=concurrent,
             tolerable_failed_checkpoints=tolerable,
             retained=retained,
