@@ -400,7 +400,7 @@ def test_graph_as_mermaid_and_svg(local: Any, code: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        (("-m", "no_such_module"), "no_such_module cannot be imported: ModuleNotFoundError"),
+        (("-m", "no_such_module"), "no_such_module cannot be imported\nModuleNotFoundError"),
         (("-f", "no_such_file.py"), "expected a Python file at"),
         (("-a", "flights"), "name that with -m or -f"),
         (("-m", "a", "-f", "b"), "found both"),
