@@ -496,7 +496,7 @@ def test_graph_as_mermaid_and_svg(local: Any, code: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        (("-m", "no_such_module"), "no_such_module cannot be imported: ModuleNotFoundError"),
+        (("-m", "no_such_module"), "no_such_module cannot be imported\nModuleNotFoundError"),
         (("-f", "no_such_file.py"), "expected a Python file at"),
         (("-a", "flights"), "name that with -m or -f"),
         (("-m", "a", "-f", "b"), "found both"),
@@ -514,7 +514,7 @@ def test_code_without_the_pipeline_says_what_it_has(local: Any, code: str, tmp_p
     broken = tmp_path / "broken.py"
     broken.write_text("x = 1\nraise RuntimeError('of the user')\n")
     error = local.cli("graph", "-f", str(broken), code=2).stderr
-    assert f"RuntimeError: of the user\n  at {broken}:2" in error
+    assert f"cannot be imported at {broken}:2: " in error and "\nRuntimeError: of the user" in error
 
 
 # watch
