@@ -151,15 +151,15 @@ class Judge:
         source = self.spark.readStream.schema(ROWS).parquet(str(self.folder / "input"))
         return union([branch.streamed(source) for branch in program])
 
-    def compare(self, name: str, before: Program, now: Program) -> None:
-        """Check that the second run emits the expected rows."""
+    def compare(self, name: str, before: Program, now: Program, continued: Program | None = None) -> None:
+        """Check that the second run emits the expected rows; `continued` has the branches of `before` in the order of `now`."""
         given = self.folder / "input"
         for old in given.iterdir():
             old.unlink()
         self._run(name, before, "first")
         found = Counter(self._run(name, now, "second"))
         rows = self.spark.createDataFrame(self.rows, ROWS)
-        expected = union([branch.emitted(old, rows) for old, branch in zip(before, now, strict=True)])
+        expected = union([branch.emitted(old, rows) for old, branch in zip(continued or before, now, strict=True)])
         assert found == Counter(map(tuple, expected.collect())), f"{before}\n-> {now}"
 
     def _run(self, name: str, program: Program, part: str) -> list[tuple[Any, ...]]:
@@ -217,6 +217,10 @@ def branch(kind: str, **of: Any) -> Branch:
 REFUSED: dict[str, tuple[Program, Program]] = {
     "the keys of duplicates in another order": ((branch("duplicates"),), (branch("duplicates", of=1),)),
     "another equality behind a join": ((branch("join", behind="v = v2"),), (branch("join", behind="w = w2"),)),
+    "two groups that exchange places": (
+        (branch("group", where="v > 4"), branch("group", where="v <= 4")),
+        (branch("group", where="v <= 4"), branch("group", where="v > 4")),
+    ),
     "no filter on a key behind a group any more": ((branch("group", behind="a > 'b'"),), (branch("group"),)),
 }
 
@@ -227,4 +231,4 @@ def test_what_is_refused_would_be_wrong(judged_session: SparkSession, tmp_path: 
     judge = Judge(judged_session, tmp_path, random.Random(0), rows=80)
     assert not fits(judge.described(before), judge.described(now))
     with pytest.raises(AssertionError, match="->"):
-        judge.compare("pair", before, now)
+        judge.compare("pair", before, now, continued=now if now == before[::-1] else before)
