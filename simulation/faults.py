@@ -189,7 +189,12 @@ FAULTS = (
         "",
     ),
     # Storage and its owners
-    Fault("completion is not fenced", OwnershipSteps._adopt, "found.state.epoch != self.epoch", "False"),
+    Fault(
+        "completion is not fenced",
+        OwnershipSteps._adopt,
+        "(found.state.epoch, found.state.history) != (self.epoch, self.state.history)",
+        "False",
+    ),
     Fault("a file's name does not contain the epoch of its owner", SharedNames.own, "self._epoch()", "0", "going back"),
     Fault(
         "an older owner aborts what a newer one has staged",

@@ -15,7 +15,13 @@ def outcome_of(seed: int, theme: str, *, periodic: bool = True) -> Outcome:
     scenario = random_scenario(seed, theme)
     if not periodic:
         config = replace(
-            scenario.config, interval=None, interval_during_backlog=None, timeout=1000.0, checkpoints_after_tasks_finish=True
+            scenario.config,
+            interval=None,
+            initial_delay=None,
+            min_pause=0.0,
+            interval_during_backlog=None,
+            timeout=1000.0,
+            checkpoints_after_tasks_finish=True,
         )
         scenario = replace(scenario, config=config, patience=0)
     outcome = run(scenario, record=False)
