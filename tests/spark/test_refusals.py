@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,14 @@ UnusedStageError
 """
 # By class: the test that shows the error at `check`; those of SHOWN are shown below.
 CHECK = {
+    "EventTimeHeldBackError": "spark/test_event_time_held_back.py::test_what_is_said_of_a_source_without_a_watermark",
     "InvalidSinkDatabase": "sinks/test_unwritable_sinks.py::test_a_check_of_a_database_shows_missing_rights",
     "InvalidSinkPath": "sinks/test_unwritable_sinks.py::test_a_directory_without_the_right_to_write_names_the_user",
-    "InvalidSinkTopic": "sinks/test_kafka_sink.py::test_wrong_topics_servers_and_credentials_are_refused",
+    "InvalidSinkTopic": "sinks/servers/test_kafka_sink.py::test_wrong_topics_servers_and_credentials_are_refused",
     "InvalidSource": "sources/test_sql_rows.py::test_a_table_that_cannot_be_read_is_refused",
     "JavaNotFound": "spark/test_java.py::test_the_error_without_a_java_names_the_places_and_the_remedy",
+    "KeyTypesError": "spark/test_routed_types.py::test_keys_whose_equal_values_would_not_meet_are_refused_by_name",
+    "NamedSourceError": "spark/test_source_checks.py::test_a_source_with_a_name_of_sparks_own_is_refused",
     "ReservedSinkColumn": "sinks/test_unwritable_sinks.py::test_a_check_refuses_what_the_first_rows_would_be_refused_for",
     "SinkColumnsMismatch": "sinks/test_unwritable_sinks.py::test_a_check_compares_the_stages_columns_with_those_of_the_table",
     "SinkPathInUse": "sinks/test_unwritable_sinks.py::test_a_check_finds_that_the_place_is_another_stages",
@@ -64,6 +68,7 @@ START = {
     "SinkHoldsEarlierRows": "storage says whether the run is a new start",
     "StorageAccessDenied": "storage is not used by check",
     "TraceError": "the trace is written on the machine of the run",
+    "PipelineStateMissing": "storage says that its record of the jobs is gone",
     "UnknownPipelineStateVersion": "storage is not used by check; verify and show read it",
     "WorkDirectoryNotSharedError": "the executors of the run have to be there",
 }
@@ -74,11 +79,11 @@ SinkCannotTakeBack SinkRemoved SinkTransactionConflict SinkTransactionLost Sourc
 StatePartitionsChanged StatefulPlanChanged UnfinishedPredecessor UnknownMetadataVersion UnknownStage UnreadableSinkTransaction
 """
 RUN = """
-CheckpointDiscarded CommitCheckFailedError EndlessTimersError IncompleteRunError InvalidSplitError JobFailedError
+CheckpointDiscarded CommitCheckFailedError EndlessTimersError FilesReadTwice IncompleteRunError InvalidSplitError JobFailedError
 OperatorStateError OwnershipLost PartlyFinishedUnionState QueryStoppedError SegmentRowsError SegmentsLostError
-SinkFenced SinkRowsRefused SinkTargetChanged SinkUnavailable SnapshotError SourceFileError SourceRowsChanged
+SinkFenced SinkRowsRefused SinkTargetChanged SinkUnavailable SnapshotError SourceColumnsUnreadable SourceFileError SourceRefusedError SourceRowsChanged
 SourceRowsLost SourceRowsLostError SourceUnavailable StagePlanFailedError StateFileChanged StorageUnavailable
-TimeLimitExceeded TimerRowsDroppedError
+TimeLimitExceeded TimerRowsDroppedError UnknownRowsError
 """
 REQUEST = """
 CodeNotImported CorrectionError CorruptAnswer CorruptRequest CorruptStatus CorruptTrace InvalidRequest NoRunningPipeline
@@ -86,7 +91,7 @@ NothingThere RequestConflict RequestFailed RequestTimedOut SavepointTakenError S
 UsageProblem
 """
 BASE = """
-AlreadyExists CheckpointStillFinalizing ControlError CoordinationError InvalidKey LedgerBlocked LostRows NotFound OutcomeUnknown
+AlreadyExists CheckpointStillFinalizing ControlError CoordinationError FilesLost InvalidKey LedgerBlocked LostRows NotFound OutcomeUnknown
 PipelineDefinitionError Precondition RestoreError SinkError SinkNotOpen SourceError StageError StateError StorageError
 UnexpectedEvent UnknownChannel UnknownTask WriteConflict
 """
@@ -123,6 +128,12 @@ def other_stream(flights: Any) -> Any:
     return flights.unionByName(rows(flights.sparkSession))
 
 
+def directory_like_a_pattern() -> str:
+    directory = Path(tempfile.mkdtemp(), "raw [2026]")
+    directory.mkdir()
+    return str(directory)
+
+
 class OpensBadly(Stage):
     def open(self, context: Any) -> None:
         raise OSError("no model file")
@@ -138,6 +149,7 @@ SHOWN: dict[str, Callable[[SparkSession], Pipeline]] = {
     "SourceActsOnCommitError": source(
         lambda context: context.spark.readStream.format("socket").options(host="localhost", port=1).load(), unbounded_source
     ),
+    "SourcePathError": source(lambda context: context.spark.readStream.schema(ROWS).parquet(directory_like_a_pattern())),
     "StageFailedError": behind(lambda flights: flights.select("nothing")),
     "StageQueryError": behind(lambda flights: flights.writeStream.format("noop").start()),
     "StageResultError": behind(lambda flights: None),
