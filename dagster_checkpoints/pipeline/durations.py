@@ -43,7 +43,8 @@ def no_seconds(value: object, *, least: float = -math.inf, above: float | None =
     if is_number(value, least=least, above=above):
         return ""
     if is_number(value, least=-math.inf):
-        return f"expected {f'seconds greater than {above:g}' if above is not None else f'at least {least:g} seconds'}, found {value!r}"
+        least_or_more = f"at least {least:g} seconds" if above is None else f"seconds greater than {above:g}"
+        return f"expected {least_or_more}, found {value!r}"
     if isinstance(value, float):
         return f"expected seconds, as a finite number, found {value!r}"
     meant = _meant(value)

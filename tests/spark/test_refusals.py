@@ -80,9 +80,9 @@ StatePartitionsChanged StatefulPlanChanged UnfinishedPredecessor UnknownMetadata
 """
 RUN = """
 CheckpointDiscarded CommitCheckFailedError EndlessTimersError FilesReadTwice IncompleteRunError InvalidSplitError JobFailedError
-OperatorStateError OwnershipLost PartlyFinishedUnionState QueryStoppedError SegmentRowsError SegmentsLostError
-SinkFenced SinkRowsRefused SinkTargetChanged SinkUnavailable SnapshotError SourceColumnsUnreadable SourceFileError SourceRefusedError SourceRowsChanged
-SourceRowsLost SourceRowsLostError SourceUnavailable StagePlanFailedError StateFileChanged StorageUnavailable
+OperatorStateError OwnershipLost PartlyFinishedUnionState QueryStoppedError SegmentRowsError SegmentsLostError SinkFenced
+SinkRowsRefused SinkTargetChanged SinkUnavailable SnapshotError SourceColumnsUnreadable SourceFileError SourceRefusedError
+SourceRowsChanged SourceRowsLost SourceRowsLostError SourceUnavailable StagePlanFailedError StateFileChanged StorageUnavailable
 TimeLimitExceeded TimerRowsDroppedError UnknownRowsError
 """
 REQUEST = """
@@ -91,9 +91,9 @@ NothingThere RequestConflict RequestFailed RequestTimedOut SavepointTakenError S
 UsageProblem
 """
 BASE = """
-AlreadyExists CheckpointStillFinalizing ControlError CoordinationError FilesLost InvalidKey LedgerBlocked LostRows NotFound OutcomeUnknown
-PipelineDefinitionError Precondition RestoreError SinkError SinkNotOpen SourceError StageError StateError StorageError
-UnexpectedEvent UnknownChannel UnknownTask WriteConflict
+AlreadyExists CheckpointStillFinalizing ControlError CoordinationError FilesLost InvalidKey LedgerBlocked LostRows NotFound
+OutcomeUnknown PipelineDefinitionError Precondition RestoreError SinkError SinkNotOpen SourceError StageError StateError
+StorageError UnexpectedEvent UnknownChannel UnknownTask WriteConflict
 """
 
 ROWS = "k string, ts timestamp, v long"

@@ -1,9 +1,9 @@
 """Hides what a stage reads from Spark's optimizer: no rule may conclude anything from an input of a stage.
 
-The optimizer plans each micro-batch from scratch, and what it finds below an input changes from batch to batch: a source without new
-rows is an empty relation, and a watermark's row is dropped by a filter. From these it would derive filters for the other side of
-a join, leave out a branch of a union, push a join through a union, or move it because a side seems small. Rows would be lost, or
-the query would have other stateful operators than in the batch before. Must not know stages or channels.
+The optimizer plans each micro-batch from scratch, and what it finds below an input changes from batch to batch: a source without
+new rows is an empty relation, and a watermark's row is dropped by a filter. From these it would derive filters for the other
+side of a join, leave out a branch of a union, push a join through a union, or move it because a side seems small. Rows would be
+lost, or the query would have other stateful operators than in the batch before. Must not know stages or channels.
 
 Source: Spark's `InferFiltersFromConstraints`, `PropagateEmptyRelation`, `PushDownLeftSemiAntiJoin` and `EliminateLimits`.
 """
