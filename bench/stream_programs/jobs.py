@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from bench.stream_programs.program import COLUMNS, Input, Program, below, frame_
 from bench.stream_programs.queries import LATENESS, Refused, configure, is_refusal, rows_of
 from bench.stream_programs.random_programs import Case
 from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
-from dagster_checkpoints.pipeline import Pipeline, StageContext, StageInput, bounded_source, stage
+from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, StageInput, bounded_source, stage
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.job.job_execution import JobExecution
@@ -28,8 +28,14 @@ if TYPE_CHECKING:
 _INSTANCES = ("0", "1")
 
 
-def job_rows(spark: SparkSession, case: Case, folder: Path) -> list[tuple[Any, ...]]:
+def job_rows(
+    spark: SparkSession, case: Case, folder: Path, stages: Callable[[ParquetSink], Sequence[Stage]] | None = None
+) -> list[tuple[Any, ...]]:
     """The rows that the case's job commits.
+
+    Args:
+        stages: Stages that hold the program in the place of the case's own: readers of the sources `a` and `b`. The last one
+            has the sink.
 
     Raises:
         Refused: The program does not run as a stream.
@@ -51,7 +57,7 @@ def job_rows(spark: SparkSession, case: Case, folder: Path) -> list[tuple[Any, .
         lease_seconds=60.0,
     )
     try:
-        pipeline = _pipeline(spark, case, folder)
+        pipeline = _pipeline(spark, case, folder, stages)
         job = JobExecution(
             pipeline, storage=storage, options=options, session=lambda: spark, on_event=lambda event: None, run_id="case"
         )
@@ -68,7 +74,7 @@ def job_rows(spark: SparkSession, case: Case, folder: Path) -> list[tuple[Any, .
     return rows_of(spark.read.parquet(str(written)).select("k", "ts", "v"))
 
 
-def _pipeline(spark: SparkSession, case: Case, folder: Path) -> Pipeline:
+def _pipeline(spark: SparkSession, case: Case, folder: Path, given: Callable[[ParquetSink], Sequence[Stage]] | None) -> Pipeline:
     names = _INSTANCES if "instances" in case.layout else None
 
     def source(side: str) -> Any:
@@ -79,12 +85,14 @@ def _pipeline(spark: SparkSession, case: Case, folder: Path) -> Pipeline:
         watermark = ("ts", LATENESS) if case.event_time else None
         return bounded_source(name=side, watermark=watermark, instances=names)(read)
 
+    sink = ParquetSink(folder / "result")
+    if given is not None:
+        return Pipeline("case", [source("a"), source("b"), *given(sink)])
     first, rest = _divided(case.program) if "stages" in case.layout else (case.program, None)
     inputs = dict.fromkeys(SIDES, StageInput(fuse=True)) if "fused" in case.layout else {}
     readers = None
     if case.layout.endswith("of each stage"):
         inputs, readers = dict.fromkeys(SIDES, StageInput(key="k")), _INSTANCES
-    sink = ParquetSink(folder / "result")
 
     @stage(name="first" if rest else "result", inputs=inputs, instances=readers, sink=None if rest else sink)
     def of_both(a: DataFrame, b: DataFrame) -> DataFrame:

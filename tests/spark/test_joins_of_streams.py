@@ -12,16 +12,22 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as F
 
 from bench.stream_programs.arrivals import START, Arrival, Row
 from bench.stream_programs.jobs import job_rows
-from bench.stream_programs.program import Filter, Input, Join, Program, Select, Several, Union, Windows
-from bench.stream_programs.queries import Refused, batch_rows, query_rows
+from bench.stream_programs.program import COLUMNS, CONDITIONS, Filter, Input, Join, Program, Select, Several, Union, Windows
+from bench.stream_programs.queries import Refused, batch_rows, query_rows, rows_of
 from bench.stream_programs.random_programs import Case, random_case
 from bench.stream_programs.search import run_case
+from dagster_checkpoints.pipeline import Stage, stage
+from dagster_checkpoints.sinks import ParquetSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 SETTINGS = ("spark.sql.shuffle.partitions", "spark.sql.streaming.stateStore.providerClass", "spark.sql.codegen.wholeStage")
 
@@ -39,6 +45,8 @@ A, B = Input("a"), Input("b")
 BOTH = Union(Select(A, "k", "2 * v"), Select(B, "k", "2 * v + 1"))
 """One stream of the rows of both inputs, as an earlier stage of the same query returns it."""
 OF_A, OF_B = Filter(BOTH, "v % 2 = 0"), Filter(BOTH, "v % 2 = 1")
+COALESCED = Join(A, B, "full", "times")
+"""Its event time is computed: the time of one input, or of the other one."""
 LATE = ("key and times", "key and range", "times", "windows")
 
 
@@ -136,12 +144,56 @@ def test_joins_in_a_job_of_two_instances(spark: Any, tmp_path: Path, on: str | N
         (Join(A, B, "inner", "range"), "without an equality"),
         (Join(A, B, "left_semi", "range"), "without an equality"),
         (Join(A, B, "full", "key"), "It is not known when a row of an outer join has no more matching rows"),
+        # Spark accepts these, and never emits rows without a match.
+        (Join(A, B, "left", "key and range", "v > 1"), r"left outer join .* left side .* takes \(v > 1L?\) for a bound"),
+        (Join(A, B, "right", "key and range", "rv > 1"), r"right side .* takes \(rv > 1L?\) for a bound"),
+        (Join(A, B, "full", "key and range", "v > 1"), r"left side .* takes \(v > 1L?\) for a bound"),
+        (Join(A, B, "full", "key and range", "rv > 1"), r"right side .* takes \(rv > 1L?\) for a bound"),
+        (Join(A, B, "full", "key", "rts <= ts + INTERVAL 10 MINUTES"), "right side .* no bound of that side's event time"),
+        (Join(A, B, "full", "key", "rts >= ts - INTERVAL 10 MINUTES"), "left side .* no bound of that side's event time"),
+        (Join(COALESCED, A, "full", "key and range"), "left side .* the left side has no event time here"),
+        (Join(COALESCED, A, "left", "key and range"), "left side .* the left side has no event time here"),
     ],
 )
 def test_what_spark_cannot_join_is_refused_by_name(spark: Any, tmp_path: Path, join: Join, named: str) -> None:
     case = case_of(join, ARRIVALS["alternating"], "channels")
     with pytest.raises(Refused, match=named):
         query_rows(spark, case, tmp_path, "channels")
+
+
+def test_outer_joins_in_a_row_with_a_comparison_and_a_computed_time(spark: Any, tmp_path: Path) -> None:
+    """As the texts of refused joins advise: the comparison is a column of its side, the second join has a stage of its own."""
+    merged = ("coalesce(k, rk) AS k", "coalesce(ts, rts) AS ts")
+
+    def first(a: DataFrame, b: DataFrame) -> DataFrame:
+        right = b.selectExpr("k AS rk", "ts AS rts", "v AS rv", "v > 3 AS chosen")
+        joined = a.join(right, F.expr(f"{CONDITIONS['key and range']} AND chosen"), "full")
+        return joined.selectExpr(*merged, "coalesce(v, -1) * 10 + coalesce(rv, -1) AS v")
+
+    def second(of: DataFrame, b: DataFrame) -> DataFrame:
+        right = b.selectExpr("k AS rk", "ts AS rts", "v AS rv")
+        joined = of.join(right, F.expr(CONDITIONS["key and range"]), "full")
+        return joined.selectExpr(*merged, "coalesce(v, -100) * 10 + coalesce(rv, -1) AS v")
+
+    @stage(name="pairs")
+    def pairs(a: DataFrame, b: DataFrame) -> DataFrame:
+        return first(a, b)
+
+    def stages(sink: ParquetSink) -> list[Stage]:
+        @stage(name="result", sink=sink)
+        def result(pairs: DataFrame, b: DataFrame) -> DataFrame:
+            return second(pairs, b)
+
+        return [pairs, result]
+
+    arrivals = [*ARRIVALS["alternating"], Arrival({"a": rows(50, 2), "b": [(4, at, 5) for _, at, _ in rows(20, 3)]})]
+    case = case_of(A, arrivals, "job: channels")
+    found = job_rows(spark, case, tmp_path, stages)
+    tables = {side: [row for arrival in arrivals for row in arrival.rows[side]] for side in ("a", "b")}
+    a, b = (spark.createDataFrame(table, COLUMNS) for table in tables.values())
+    expected = rows_of(second(first(a, b), b))
+    assert sorted(found, key=repr) == expected
+    assert sum(row[2] < -900 for row in expected) > 1  # rows of the second join's right side without a match
 
 
 @pytest.mark.parametrize("layout", ["channels", "fused"])

@@ -2,24 +2,58 @@
 
 Spark looks up the rows of the other side by their key, so the condition needs an equality of columns of both sides. It drops a
 row of a stream-stream join from its state when no matching row can arrive any more. It derives that from a watermark on the
-join's keys, or from a watermark on both sides and a condition that bounds one time by the other.
+join's keys, or from a watermark on both sides and a condition that bounds one time by the other. An outer join emits a row
+without a match only when it drops that row. Spark's own check of a plan accepts outer joins that never do: it wants a bound for
+only one side of a full outer join, does not ask whether the side itself has event time, and takes any comparison of a column
+with a constant for a bound of the event time.
 
 Source: https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-datasets.html#stream-stream-joins, and Spark's
-`StreamingSymmetricHashJoinHelper.getStateWatermarkPredicates`, whose conditions this module evaluates.
+`StreamingSymmetricHashJoinHelper.getStateWatermarkPredicates`, whose conditions this module evaluates; for its own check,
+`UnsupportedOperationChecker.checkForStreamStreamJoinWatermark`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame
 
+from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.spark.errors import PlanRefusedError
+from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
 from dagster_checkpoints.spark.query.plan_nodes import analyzed, children, nodes
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 
-_ANY_WATERMARK_MS = 1 << 40  # Spark adds it to the bound; this module only needs to know whether there is a bound
+# Watermarks that are far from each other: a bound of the event time moves with the watermark, by as much.
+_EARLIER_MS, _LATER_MS = MAX_WATERMARK_MS // 2, MAX_WATERMARK_MS
+_PRESERVED = {"LEFT OUTER": ("left",), "RIGHT OUTER": ("right",), "FULL OUTER": ("left", "right")}
+"""By the type of an outer join, the sides whose rows without a match are in its result."""
+
+
+@dataclass(frozen=True)
+class _KeptSide:
+    """A side of a join of two streams whose rows Spark never drops.
+
+    Attributes:
+        side: "left" or "right".
+        how: The type of the join, as SQL.
+        condition: The join's condition, as SQL.
+        without_event_time: The sides that have no event time.
+        constants: Comparisons of this side's columns with constants, which Spark takes for bounds of the event time.
+    """
+
+    side: str
+    how: str
+    condition: str
+    without_event_time: tuple[str, ...]
+    constants: tuple[str, ...]
+
+    @property
+    def preserved(self) -> bool:
+        """Whether the side's rows without a match are in the join's result."""
+        return self.side in _PRESERVED.get(self.how, ())
 
 
 def check_join_keys(call: StageCall, frame: DataFrame) -> None:
@@ -61,7 +95,7 @@ def check_joins(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataF
     kept = _kept_sides(frame)
     if not kept or len(kept) <= sum(len(_kept_sides(given)) for given in arguments.values() if given.isStreaming):
         return []
-    sides = " and ".join(dict.fromkeys(kept))
+    sides = " and ".join(dict.fromkeys(each.side for each in kept))
     return [
         f"Stage {call.stage.name!r} ({call.stage.location}): its join of two streams keeps every row of its {sides} side for "
         "ever, since Spark cannot know when a row has no more matching rows: its state and every checkpoint grow without end. "
@@ -70,8 +104,57 @@ def check_joins(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataF
     ]
 
 
-def _kept_sides(frame: DataFrame) -> list[str]:
-    """The sides ("left", "right") of the plan's stream-stream joins whose rows are never dropped."""
+def check_unmatched_rows(call: StageCall, frame: DataFrame, *, divisible: bool) -> None:
+    """Check that each outer join of two streams emits its rows without a match.
+
+    Args:
+        frame: The stage's result.
+        divisible: Whether the stage may begin a query of its own, at whose inputs event time begins again.
+
+    Raises:
+        RefusedAtStage: A join never emits them, and the stage may begin a query of its own.
+        PlanRefusedError: A join never emits them.
+    """
+    kept = next((kept for kept in _kept_sides(frame) if kept.preserved), None)
+    if kept is None:
+        return
+    if divisible:
+        raise RefusedAtStage(
+            call.stage.name, f"its {kept.how.lower()} join would never emit the {kept.side} rows without a match"
+        )
+    raise PlanRefusedError(
+        call.stage.name,
+        call.context.instance,
+        f"its result ({call.stage.location}) has a {kept.how.lower()} join of two streams on {kept.condition}. Spark accepts it, "
+        f"but would never emit the rows of its {kept.side} side that have no match, not even at the end: it emits such a row "
+        f"when no match can arrive any more, and {_why_never(kept)}",
+    )
+
+
+def _why_never(kept: _KeptSide) -> str:
+    if kept.without_event_time:
+        sides = " and ".join(kept.without_event_time)
+        return (
+            f"the {sides} side has no event time here. A time that is computed from others (coalesce, a sum, a cast) is not "
+            "event time for Spark, nor is one whose source declares no watermark=. Join on the unchanged column; or return that "
+            "side from a stage of its own, whose event-time column (event_time= if its name is another) may be computed, and "
+            "join it in the next stage."
+        )
+    if kept.constants:
+        return (
+            f"Spark takes {' and '.join(kept.constants)} for a bound of that side's event time, which never moves. Compute the "
+            'comparison as a column of that side first, withColumn("chosen", <comparison>), and write only that column in the '
+            "join's condition."
+        )
+    return (
+        "the condition has no bound of that side's event time: a later row of the other side may match at any time. Bound the "
+        "times in both directions, such as right_ts BETWEEN left_ts - INTERVAL 5 MINUTES AND left_ts + INTERVAL 1 HOUR; or join "
+        "on equal times or equal windows."
+    )
+
+
+def _kept_sides(frame: DataFrame) -> list[_KeptSide]:
+    """The sides of the plan's stream-stream joins whose rows are never dropped."""
     if not _joins(analyzed(frame)):
         return []
     jvm = frame.sparkSession._jvm
@@ -81,12 +164,38 @@ def _kept_sides(frame: DataFrame) -> list[str]:
     for join in _joins(_optimized(frame)):
         if helper.isWatermarkInJoinKeys(join):
             continue
-        for side, own, other in (("left", join.left(), join.right()), ("right", join.right(), join.left())):
-            watermark = jvm.scala.Option.apply(_ANY_WATERMARK_MS)
-            bound = helper.getStateValueWatermark(own.outputSet(), other.outputSet(), join.condition(), watermark)
-            if not (_has_watermark(own) and bound.isDefined()):
-                kept.append(side)
+        left, right = join.left(), join.right()
+        without = tuple(side for side, plan in (("left", left), ("right", right)) if not _has_watermark(plan))
+        parts = list(_conjuncts(join.condition().get())) if join.condition().isDefined() else []
+        text = join.condition().get().sql() if parts else "no condition"
+        for side, own, other in (("left", left, right), ("right", right, left)):
+            bounds = {part.sql(): _bound(jvm, own, other, part) for part in parts}
+            constants = tuple(part for part, bound in bounds.items() if bound == "constant")
+            if without or constants or "moves" not in bounds.values():
+                kept.append(_KeptSide(side, str(join.joinType().sql()), text, without, constants))
     return kept
+
+
+def _bound(jvm: Any, own: Any, other: Any, part: Any) -> str | None:
+    """Whether the bound that Spark derives from a part of a condition "moves" with event time, or is "constant"; None if none."""
+    helper, option = jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper, jvm.scala.Option
+    earlier, later = (
+        helper.getStateValueWatermark(own.outputSet(), other.outputSet(), option.apply(part), option.apply(watermark))
+        for watermark in (_EARLIER_MS, _LATER_MS)
+    )
+    if not later.isDefined():
+        return None
+    if later.get() - earlier.get() > (_LATER_MS - _EARLIER_MS) // 2:
+        return "moves"
+    return "constant" if later.get() < _LATER_MS else None
+
+
+def _conjuncts(condition: Any) -> Iterator[Any]:
+    if condition.nodeName() == "And":
+        yield from _conjuncts(condition.left())
+        yield from _conjuncts(condition.right())
+    else:
+        yield condition
 
 
 def _optimized(frame: DataFrame) -> Any:
