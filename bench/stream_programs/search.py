@@ -1,6 +1,6 @@
 """Random programs for a given time, in several processes, and their statistics.
 
-A program whose rows differ from its batch result is run again in Spark alone: what differs there as well is a fault of Spark's.
+A program whose rows differ from its batch result is run again in Spark alone: the same difference there is a fault of Spark's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ PROGRAMS_AT_ONCE = 10
 PROGRAMS_OF_A_PROCESS = 300
 """Number of programs after which a worker is replaced: a JVM keeps the code that Spark has generated."""
 
-Rows = list[tuple[object, ...]]
+Rows = Sequence[tuple[object, ...]]
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,16 @@ class Outcome:
 
     Attributes:
         kind: "equal"; "refused" if it does not run as a stream; "different", or "failed" with an error; "Spark's own" if Spark
-            alone has a difference or an error as well.
+            alone has the same difference, or fails as well.
         text: The difference, the error, or the reason of the refusal.
         rows: The number of rows of the batch result.
+        difference: The missing rows, and the unexpected ones.
     """
 
     kind: str
     text: str = ""
     rows: int = 0
+    difference: tuple[Rows, Rows] = ((), ())
 
     @property
     def wrong(self) -> bool:
@@ -66,7 +69,7 @@ def run_case(spark: SparkSession, case: Case) -> Outcome:
         outcome = _compared(spark, case, _fresh(folder, case.layout), case.layout)
         if outcome.wrong:
             plain = _compared(spark, case, _fresh(folder, "plain"), "plain")
-            if plain.wrong:
+            if plain.kind == outcome.kind and plain.difference == outcome.difference:
                 return Outcome("Spark's own", f"{outcome.text}\nSpark alone: {plain.text}", outcome.rows)
         return outcome
 
@@ -90,7 +93,7 @@ def _compared(spark: SparkSession, case: Case, folder: Path, layout: str) -> Out
         return Outcome("equal", rows=len(expected))
     missing, unexpected = list((wanted - got).elements()), list((got - wanted).elements())
     text = f"{len(missing)} of {len(expected)} rows are missing {missing[:5]}, {len(unexpected)} are wrong {unexpected[:5]}"
-    return Outcome("different", text, len(expected))
+    return Outcome("different", text, len(expected), (tuple(missing), tuple(unexpected)))
 
 
 def _rows(spark: SparkSession, case: Case, folder: Path, layout: str) -> Rows:

@@ -89,7 +89,7 @@ class DriverSources:
         self.sql = jvm.org.apache.spark.sql
         self._segments = spark._jsparkSession.newSession()
         self._segments.conf().set(_LISTING_IN_A_JOB, str(2**31 - 1))  # the driver lists the files of a batch by itself
-        self._scan_fields: list[str] = []
+        self._scan_fields: tuple[str, ...] = ()
         self._relation = spark.readStream.format("rate").load()._jdf.queryExecution().analyzed()
 
     def stream(self, name: str, options: Mapping[str, str], schema: Any, make: Callable[[], Any]) -> DataFrame:
@@ -157,9 +157,10 @@ class DriverSources:
     def scan_with(self, scan: Any, **fields: Any) -> Any:
         """A `ParquetScan` with other values of some fields."""
         if not self._scan_fields:
-            names = scan.productElementNames()
+            names, found = scan.productElementNames(), []
             while names.hasNext():
-                self._scan_fields.append(str(names.next()))
+                found.append(str(names.next()))
+            self._scan_fields = tuple(found)  # at once: several queries plan their batches at the same time
         values = [fields[name] if name in fields else scan.productElement(at) for at, name in enumerate(self._scan_fields)]
         return self.sql.execution.datasources.v2.parquet.ParquetScan(*values)
 
