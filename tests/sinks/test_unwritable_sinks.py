@@ -1,4 +1,4 @@
-"""Places that sinks cannot write to: each kind of sink names itself, the place and the remedy; no attempt is spent in vain."""
+"""Places that sinks cannot write to: each kind of sink names itself, the place and the remedy; a run does not try it again."""
 
 from __future__ import annotations
 
