@@ -106,7 +106,7 @@ def try_directory(directory: Path, sink: str) -> None:
 
     Raises:
         InvalidSinkPath: the directory cannot be written.
-        SinkUnavailable: its file system is full.
+        SinkUnavailable: its file system is full, or fails in another way.
     """
     try:
         nearest = directory
@@ -121,10 +121,10 @@ def try_directory(directory: Path, sink: str) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        known = place_error(error, sink, directory)
-        if known is None:
-            raise
-        raise known from error
+        raise place_error(error, sink, directory) or SinkUnavailable(
+            f"{sink}: expected to write to {directory}, found: {_found(error)}. Check that its file system is mounted, and that "
+            "files can be created there; another attempt may succeed"
+        ) from error
 
 
 def _number(error: BaseException) -> int | None:

@@ -18,17 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dagster_checkpoints.spark.query.column_origins import fused_parts, is_opaque, traced
 from dagster_checkpoints.spark.query.plan_nodes import analyzed, children, nodes
-from dagster_checkpoints.spark.query.plan_text import (
-    Node,
-    conjuncts,
-    fused_parts,
-    identity_of,
-    is_opaque,
-    parse,
-    parse_items,
-    traced,
-)
+from dagster_checkpoints.spark.query.plan_text import Node, conjuncts, identity_of, parse, parse_items
 from dagster_checkpoints.spark.query.planned_query import query_execution
 from dagster_checkpoints.spark.query.stateful_nodes import stateful_nodes_of
 from dagster_checkpoints.state import PlannedInput, PlannedOperator
