@@ -49,6 +49,7 @@ _OVER_PARTITIONS = {"StateStoreRestore": 1, "SessionWindowStateStoreRestore": 0}
 _IN_PYTHON = frozenset({"MapInPandas", "MapInArrow", "PythonMapInArrow", "FlatMapGroupsInPandas", "FlatMapGroupsInArrow"})
 _WATERMARK = "spark.watermarkDelayMs"
 _WHERE = "where "
+_LOOKUP = "lookup in a table, "
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class _Found:
             f"{name}{text.removeprefix(_WHERE)}"
             for name, side in zip(sides, self.operator.sides, strict=True)
             for text in side.steps
-            if text.startswith(_WHERE)
+            if text.startswith((_WHERE, _LOOKUP))
         )
         return frozenset(found)
 
@@ -160,8 +161,10 @@ class _Query:
             elif node.kind == _JOIN:
                 yield f"join of streams by {', '.join(_join_keys(node))}"
             elif node.kind.endswith("Join"):
+                # Not how Spark finds the rows, which depends on the size of the table.
                 keys = [traced(e, node.children) for of in ("leftKeys", "rightKeys", "condition") for e in node.expressions(of)]
-                yield f"{node.kind} by {', '.join(keys)}"
+                how = str(node.fields["joinType"]["object"]).rpartition(".")[2].rstrip("$").lower()
+                yield f"{_LOOKUP}{how} by {', '.join(keys)}"
             elif node.kind in _OPERATORS:
                 kind, fields = _OPERATORS[node.kind]
                 keys = [traced(each, node.children) for name in fields for each in node.expressions(name)]
