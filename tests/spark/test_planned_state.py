@@ -29,7 +29,7 @@ from dagster_checkpoints.spark.query.fused_plans import fused_source
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, describe
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.query_gate import QueryGate
-from dagster_checkpoints.spark.query.stage_inputs import EventTime, StreamInput, stream_dataframe
+from dagster_checkpoints.spark.query.stage_inputs import EventTime, StreamInput, stream_dataframe, table_dataframe
 from dagster_checkpoints.state import (
     PlannedOperator,
     QuerySnapshot,
@@ -392,6 +392,16 @@ def test_what_stands_in_for_a_fused_source_that_has_ended_does_not_show(spark: S
 # Settings that decide the plan
 
 JOINED_EQUAL = PAIRS["an equality behind a join"][1]
+
+
+def test_a_static_input_that_is_not_read_yet_is_planned_as_a_small_table(
+    spark: SparkSession, describe_program: Callable[[Program], PlanDescription]
+) -> None:
+    names = table_dataframe(spark, StructType().add("k", "string"), [])
+    found = describe_program(one_of(lambda rows: windows(rows).join(names, "k", "left_semi")))
+    assert found.planned is not None and found.planned["stage"][0].pushed == ("lookup in a table, leftsemi by k, k",)
+
+
 EXCLUDED, RULES = "spark.sql.optimizer.excludedRules", "org.apache.spark.sql.catalyst.optimizer"
 
 
