@@ -108,8 +108,8 @@ def try_directory(directory: Path, sink: str) -> None:
         InvalidSinkPath: the directory cannot be written.
         SinkUnavailable: its file system is full, or fails in another way.
     """
+    nearest = directory
     try:
-        nearest = directory
         while not nearest.exists():  # raises what a run would meet, for example for a name that is too long
             if nearest.is_symlink():
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(nearest))
@@ -121,8 +121,9 @@ def try_directory(directory: Path, sink: str) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise place_error(error, sink, directory) or SinkUnavailable(
-            f"{sink}: expected to write to {directory}, found: {_found(error)}. Check that its file system is mounted, and that "
+        found = _found(OSError(error.errno, error.strerror, str(nearest)))  # not the name of the trial's file
+        raise place_error(error, sink, directory, found) or SinkUnavailable(
+            f"{sink}: expected to write to {directory}, found: {found}. Check that its file system is mounted, and that "
             "files can be created there; another attempt may succeed"
         ) from error
 

@@ -40,7 +40,7 @@ def check_sinks(pipeline: Pipeline, spark: SparkSession, report: PlanReport) -> 
                 stage.sink.check_target(sink_context(pipeline, stage, 0, None, 0, ""), _without_rows(spark, schema, folder))
         except SinkError as error:
             if error.repeats:
-                _refuse(report, stage, error, f"refuses its rows: {error}")
+                _refuse(report, stage, error, f"cannot take its rows: {error}")
             else:
                 report.warnings.append(f"Stage {stage.name!r}: whether its sink takes its rows is not known: {error}")
         except Exception as error:  # of a sink of the user's: the other stages are checked all the same
