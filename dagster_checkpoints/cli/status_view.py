@@ -23,7 +23,7 @@ from dagster_checkpoints.control import (
     StageStatus,
     last_sign,
 )
-from dagster_checkpoints.execution.source_answers import Silence, silence_text
+from dagster_checkpoints.execution.source_answers import Silence, silence_in_short, silence_text
 from dagster_checkpoints.storage import PipelineState, describe_end
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def _names(stage: StageStatus) -> str:
 def _state(instance: InstanceStatus) -> str:
     state = instance.state.lower()
     if instance.silence is not None:
-        return "no rows yet" if instance.silence.doing == "reading" else "no answer"
+        return silence_in_short(instance.silence.doing)
     if instance.state == "RUNNING" and instance.end_of_data:
         return "at end of data"
     if instance.state == "RUNNING" and instance.caught_up is not None:

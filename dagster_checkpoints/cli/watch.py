@@ -126,7 +126,8 @@ class _Watcher:
             notes.append(f"The last read of the storage failed: {self.storage_error}")
         unchanged = monotonic() - self.changed_at
         status_interval = self.status.interval if self.status else 5.0
-        if self.running and unchanged > SILENT_INTERVALS * status_interval:
+        # Of two clocks that differ, the age of the last sign is not known: then this clock alone says it.
+        if self.running and not self.overdue and unchanged > SILENT_INTERVALS * status_interval:
             notes.append(f"No new status for {seconds_in_words(unchanged)}: the run is busy or dead.")
         return Group(*parts, *(Text(note, style="yellow") for note in notes))
 

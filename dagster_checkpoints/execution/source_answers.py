@@ -85,6 +85,15 @@ class SourceAnswers:
         return True
 
 
+def silence_in_short(doing: Doing) -> str:
+    """A silence in two or three words, as the state of a source.
+
+    Args:
+        doing: What the query of the source does.
+    """
+    return "no rows yet" if doing == "reading" else "no answer"
+
+
 def silence_text(sources: Sequence[str], silence: Silence) -> str:
     """A silence in words, with what to check.
 

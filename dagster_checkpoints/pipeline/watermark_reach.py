@@ -38,13 +38,23 @@ def watermark_reach(pipeline: Pipeline, name: str, own: Collection[str] = ()) ->
         name: The stage.
         own: Stages that set a watermark themselves, on an input without one.
     """
-    stage = pipeline.stage(name)
-    if name in own or stage.watermark is not None:
-        return WatermarkReach((name,), ())
-    if stage.kind.is_source:
-        return WatermarkReach((), (name,))
-    found = [watermark_reach(pipeline, source, own) for source, how in stage.inputs.items() if how.mode == "stream"]
-    return WatermarkReach(
-        tuple(dict.fromkeys(source for each in found for source in each.declaring)),
-        tuple(dict.fromkeys(source for each in found for source in each.without)),
-    )
+    known: dict[str, WatermarkReach] = {}
+
+    def reach(name: str) -> WatermarkReach:
+        if name not in known:  # a source may reach a stage in many ways
+            known[name] = look(name)
+        return known[name]
+
+    def look(name: str) -> WatermarkReach:
+        stage = pipeline.stage(name)
+        if name in own or stage.watermark is not None:
+            return WatermarkReach((name,), ())
+        if stage.kind.is_source:
+            return WatermarkReach((), (name,))
+        found = [reach(source) for source, how in stage.inputs.items() if how.mode == "stream"]
+        return WatermarkReach(
+            tuple(dict.fromkeys(source for each in found for source in each.declaring)),
+            tuple(dict.fromkeys(source for each in found for source in each.without)),
+        )
+
+    return reach(name)

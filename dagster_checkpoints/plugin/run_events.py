@@ -16,7 +16,7 @@ import dagster as dg
 
 from dagster_checkpoints.coordination import FailureReason
 from dagster_checkpoints.errors import DagsterCheckpointsError
-from dagster_checkpoints.execution.source_answers import silence_text
+from dagster_checkpoints.execution.source_answers import silence_in_short, silence_text
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.commit_schedule import CommitSchedule
 from dagster_checkpoints.plugin.materializations import PipelineMaterializations
@@ -184,15 +184,16 @@ class RunReporter:
             record_savepoint(self._context, self._pipeline, event, self._storage)
 
     def _source_answers(self, event: SourceSilent | SourceAnswered) -> None:
-        """Log that a source does not answer, or that it does again, and observe its asset."""
+        """Log that a query waits for its source, or not any more, and observe the source's asset."""
         if isinstance(event, SourceSilent):
             text = silence_text(event.sources, event.silence)
             self._context.log.log(logging.INFO if event.silence.doing == "reading" else logging.WARNING, text)
             since = (self._wall() - timedelta(seconds=event.silence.seconds)).timestamp()
-            shown: dict[str, Any] = {"state": "no answer from the source", "since": dg.MetadataValue.timestamp(since)}
+            state = silence_in_short(event.silence.doing)
+            shown: dict[str, Any] = {"state": state, "since": dg.MetadataValue.timestamp(since)}
             shown |= {"spark": event.silence.words, "check": text}
         else:
-            self._context.log.info(f"{', '.join(event.sources)}: the source has answered.")
+            self._context.log.info(f"{', '.join(event.sources)}: the query does not wait for its source any more.")
             shown = {"state": "running"}
         if self._pipeline.stage(event.sources[0]).parallelism > 1:
             shown["instance"] = event.instance

@@ -106,10 +106,10 @@ def try_directory(directory: Path, sink: str) -> None:
 
     Raises:
         InvalidSinkPath: the directory cannot be written.
-        SinkUnavailable: its file system is full.
+        SinkUnavailable: its file system is full, or fails in another way.
     """
+    nearest = directory
     try:
-        nearest = directory
         while not nearest.exists():  # raises what a run would meet, for example for a name that is too long
             if nearest.is_symlink():
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(nearest))
@@ -121,10 +121,11 @@ def try_directory(directory: Path, sink: str) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        known = place_error(error, sink, directory)
-        if known is None:
-            raise
-        raise known from error
+        found = _found(OSError(error.errno, error.strerror, str(nearest)))  # not the name of the trial's file
+        raise place_error(error, sink, directory, found) or SinkUnavailable(
+            f"{sink}: expected to write to {directory}, found: {found}. Check that its file system is mounted, and that "
+            "files can be created there; another attempt may succeed"
+        ) from error
 
 
 def _number(error: BaseException) -> int | None:

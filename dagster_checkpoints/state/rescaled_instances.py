@@ -11,6 +11,7 @@ from dagster_checkpoints.state.errors import InstancesChanged
 from dagster_checkpoints.state.metadata import ChainMetadata, StageInstanceSnapshot, TaskSnapshot
 from dagster_checkpoints.state.redistribution import deal_out_operator_states
 from dagster_checkpoints.state.rescaling import least_watermark
+from dagster_checkpoints.state.row_counts import rows_in_snapshot
 
 
 def part_of(task: TaskSnapshot | None, stage: str) -> StageInstanceSnapshot:
@@ -52,10 +53,11 @@ def dealt_out(stage: str, old: Sequence[TaskSnapshot | None], parallelism: int) 
     running = (part for part, task in zip(held, old, strict=True) if not has_ended(task))
     described = next((part for part in running if part.state_plan is not None), StageInstanceSnapshot())
     gone = held[parallelism:]
+    rows = [rows_in_snapshot(task, stage) if task is not None else 0 for task in old]
     return [
         StageInstanceSnapshot(
             operator_states=states[index],
-            rows_out=total_rows(part.rows_out for part in [*held[index : index + 1], *(gone if index == 0 else ())]),
+            rows_out=total_rows([*rows[index : index + 1], *(rows[parallelism:] if index == 0 else ())]),
             late_rows=(held[index].late_rows if index < len(held) else 0) + (sum(g.late_rows for g in gone) if index == 0 else 0),
             state_plan=described.state_plan,
             planned=described.planned,

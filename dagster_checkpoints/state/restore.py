@@ -283,8 +283,8 @@ def _unclaimed_message(pipeline: PipelineView, metadata: CheckpointMetadata, unc
     renamed = (
         f"write uid={uids[0]!r} at {new[0]!r}"
         if len(new) == len(uids) == 1
-        else f"write its former name as its uid ({' or '.join(f'uid={uid!r}' for uid in uids)})"
-        + (f" at the one of {_names(new)} that it is now" if new else "")
+        else f"write the former name of each renamed stage as its uid ({' or '.join(f'uid={uid!r}' for uid in uids)}"
+        + (f"; new here: {_names(new)})" if new else ")")
     )
     if not present & recorded:
         return found + (
@@ -292,7 +292,7 @@ def _unclaimed_message(pipeline: PipelineView, metadata: CheckpointMetadata, unc
             "given up. Give this pipeline another name or another storage. If it is the same pipeline, and all of its stages "
             f"were renamed, keep their state: {renamed}."
         )
-    kept = f"If the stage was renamed, {renamed}: it then keeps its state. " if new else ""
+    kept = f"If a stage was renamed, {renamed}: it then keeps its state. " if new else ""
     back = "Otherwise put it back under that name" if new else "Put the stage back under that name"
     return found + (
         f"{kept}{back}; or, if it was removed on purpose, set allow_non_restored_state, which loses its state for ever."

@@ -171,7 +171,15 @@ def foreign(context):
 def away(context):
     return context.spark.range(3)
 
-one = Pipeline("one", [fitting, sales, unwritable, foreign, away])
+class Failing(ParquetSink):
+    def check_target(self, context, rows):
+        raise KeyError("of the sink's own code")
+
+@bounded_source(sink=Failing("failing"))
+def failing(context):
+    return context.spark.range(3)
+
+one = Pipeline("one", [fitting, failing, sales, unwritable, foreign, away])
 two = Pipeline("two", [unfit])
 """
 
@@ -194,6 +202,7 @@ def test_the_sinks_are_checked_and_nothing_stays_behind(tmp_path: Path) -> None:
     found = {stage["name"]: stage for stage in one["stages"] + two["stages"]}
     assert {name: stage["result"] for name, stage in found.items()} == {
         "fitting": "passed",
+        "failing": "failed",
         "sales": "failed",
         "unwritable": "failed",
         "foreign": "failed",
@@ -201,6 +210,7 @@ def test_the_sinks_are_checked_and_nothing_stays_behind(tmp_path: Path) -> None:
         "unfit": "failed",
     }
     assert {stage["error"] for stage in found.values() if "error" in stage} == {"StageSinkError"}
+    assert 'fails while it is checked. KeyError: "of the sink\'s own code"' in found["failing"]["message"]
     assert "location.py:" in found["sales"]["message"] and "'id'" in found["sales"]["message"]
     assert "A part of the path is a file" in found["unwritable"]["message"]
     assert "stage 'foreign' of pipeline 'elsewhere' writes there" in found["foreign"]["message"]

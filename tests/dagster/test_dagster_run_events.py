@@ -84,7 +84,7 @@ def test_a_source_that_does_not_answer_is_logged_and_observed_until_it_answers(r
     (warned,) = [text for level, text in recorder.lines if level == "WARNING"]
     assert "Source 'numbers' has not answered for 24 s; Spark says: Getting offsets from KafkaV2[Subscribe[clicks]]" in warned
     silent, answered = recorder.observed("numbers")
-    assert (silent["state"], silent["since"]) == ("no answer from the source", 1_388_534_400 + 36.0)
+    assert (silent["state"], silent["since"]) == ("no answer", 1_388_534_400 + 36.0)
     assert (silent["spark"], silent["check"]) == (silence.words, warned)
     assert answered == {"state": "running", "instance": "0"}
 
@@ -92,6 +92,7 @@ def test_a_source_that_does_not_answer_is_logged_and_observed_until_it_answers(r
 def test_a_first_batch_that_takes_long_is_no_warning(reporter: RunReporter, recorder: Recorder) -> None:
     report(reporter, STARTED, SourceSilent(("numbers",), "0", Silence(24.0, "reading", "Processing new data")))
     assert [level for level, text in recorder.lines if "first batch has been running for 24 s" in text] == ["INFO"]
+    assert [seen["state"] for seen in recorder.observed("numbers")] == ["no rows yet"]
 
 
 def test_stages_and_checkpoints_are_observed_at_the_configured_rate(reporter: RunReporter, recorder: Recorder) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 
@@ -81,3 +82,18 @@ def test_the_sources_of_event_time(name: str, own: Collection[str], declaring: t
     reach = watermark_reach(SHOP, name, own)
     assert (reach.declaring, reach.without) == (declaring, without)
     assert reach.is_held_back == (bool(declaring) and bool(without))
+
+
+def test_each_source_is_looked_at_once_although_it_reaches_a_stage_in_many_ways() -> None:
+    """40 layers of two stages that both read the two before them: 2 ** 40 ways from the last to the sources."""
+    layers = 40
+    code = "".join(
+        f"@stage\ndef left{n}({of}): ...\n@stage\ndef right{n}({of}): ...\n"
+        for n in range(layers)
+        for of in [f"left{n - 1}, right{n - 1}" if n else "live, plain"]
+    )
+    made: dict[str, Any] = {"stage": stage}
+    exec(code + f"@stage(sink=sink)\ndef last(left{layers - 1}, right{layers - 1}): ...", made | {"sink": _Sink()}, made)
+    stages = [made[f"{side}{n}"] for n in range(layers) for side in ("left", "right")]
+    found = watermark_reach(Pipeline("deep", [live, plain, *stages, made["last"]]), "last")
+    assert (found.declaring, found.without) == (("live",), ("plain",))

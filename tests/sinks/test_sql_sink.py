@@ -28,6 +28,7 @@ from sqlalchemy import MetaData, Table, create_engine, select, text
 
 from bench.postgresql import PASSWORD, PostgresqlServer
 from dagster_checkpoints.pipeline import Pipeline, PipelineDefinitionError, bounded_source, stage
+from dagster_checkpoints.pipeline.errors import InvalidDurationError
 from dagster_checkpoints.sinks import (
     InvalidSinkDatabase,
     ReservedSinkColumn,
@@ -722,7 +723,7 @@ def test_urls_that_are_refused(url: Any, message: str) -> None:
     ids=str,
 )
 def test_settings_that_are_refused(settings: dict[str, Any], sqlite: Database) -> None:
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises((ValueError, InvalidDurationError), match="expected"):
         sqlite.sink(**settings)
 
 

@@ -1,4 +1,4 @@
-"""Places that sinks cannot write to: each kind of sink names itself, the place and the remedy; no attempt is spent in vain."""
+"""Places that sinks cannot write to: each kind of sink names itself, the place and the remedy; a run does not try it again."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_what_an_error_of_the_operating_system_or_of_a_library_means(error: Exce
 def test_an_error_about_another_place_is_not_the_sinks(tmp_path: Path) -> None:
     sink = ParquetSink(tmp_path / "out")
     with pytest.raises(PermissionError), reaching_sink(sink):
-        raise PermissionError(errno.EACCES, "Permission denied", "/work/segments/part-0.parquet")
+        raise PermissionError(errno.EACCES, "Permission denied", "/scratch/segments/part-0.parquet")
 
 
 def test_links_that_lead_nowhere_or_in_a_circle(tmp_path: Path) -> None:
@@ -256,6 +256,19 @@ def test_links_that_lead_nowhere_or_in_a_circle(tmp_path: Path) -> None:
     for name in ("broken", "circle"):
         with pytest.raises(InvalidSinkPath, match="broken link"):
             try_directory(tmp_path / name / "out", "Sink()")
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOENT])  # ENOENT: a file system that takes no files, as /proc
+def test_a_directory_that_fails_in_another_way_is_named_and_another_attempt_may_succeed(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(**_: Any) -> None:
+        raise OSError(number, os.strerror(number), str(tmp_path / "probe"))
+
+    monkeypatch.setattr("dagster_checkpoints.sinks.unwritable.tempfile.TemporaryFile", fails)
+    with pytest.raises(SinkUnavailable, match=f"expected to write to {tmp_path}/out, found: {os.strerror(number)}") as raised:
+        try_directory(tmp_path / "out", "Sink()")
+    assert not repeats_by_nature(raised.value) and "probe" not in str(raised.value)
 
 
 # What `check` compares

@@ -1,6 +1,6 @@
 """Joins of two streams, whatever arrives in which micro-batch: their rows are those of the batch result.
 
-The optimizer works on each micro-batch anew: an input without rows there must not change what it does with the other inputs.
+The optimizer plans each micro-batch from scratch: an input without rows there must not change what it does with the other inputs.
 `FULL_TABLE_OF_JOINS=1` runs every join in every layout; the default is a part of them in which each join, each arrival and each
 layout occurs.
 """

@@ -29,7 +29,7 @@ from dagster_checkpoints.spark.query.fused_plans import fused_source
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, describe
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.query_gate import QueryGate
-from dagster_checkpoints.spark.query.stage_inputs import EventTime, StreamInput, stream_dataframe
+from dagster_checkpoints.spark.query.stage_inputs import EventTime, StreamInput, stream_dataframe, table_dataframe
 from dagster_checkpoints.state import (
     PlannedOperator,
     QuerySnapshot,
@@ -85,6 +85,10 @@ def windows(rows: DataFrame, *functions: Any, by: str = "k") -> DataFrame:
 
 def sums(rows: DataFrame) -> DataFrame:
     return windows(rows, F.sum("v").alias("v"), F.sum("w").alias("w"))
+
+
+def found_in_a_table(rows: DataFrame, how: str = "left_semi") -> DataFrame:
+    return rows.join(rows.sparkSession.range(3).selectExpr("string(id) AS k"), "k", how)
 
 
 def joined(one: DataFrame, two: DataFrame, how: str = "inner", on: str = "k = k2 AND ts = ts2") -> DataFrame:
@@ -290,6 +294,12 @@ PAIRS: Mapping[str, tuple[Program, Program, str | None]] = {
         ),
         None,
     ),
+    "a lookup behind a group that only keeps rows": (GROUPED, one_of(lambda rows: found_in_a_table(windows(rows))), BEHIND),
+    "no such lookup behind duplicates any more": (
+        one_of(lambda rows: found_in_a_table(rows.dropDuplicates(["k", "v"]), "left_anti")),
+        one_of(lambda rows: rows.dropDuplicates(["k", "v"])),
+        None,  # Spark leaves it behind them
+    ),
     # Values
     "functions over exchanged columns": (
         SUMMED,
@@ -382,6 +392,16 @@ def test_what_stands_in_for_a_fused_source_that_has_ended_does_not_show(spark: S
 # Settings that decide the plan
 
 JOINED_EQUAL = PAIRS["an equality behind a join"][1]
+
+
+def test_a_static_input_that_is_not_read_yet_is_planned_as_a_small_table(
+    spark: SparkSession, describe_program: Callable[[Program], PlanDescription]
+) -> None:
+    names = table_dataframe(spark, StructType().add("k", "string"), [])
+    found = describe_program(one_of(lambda rows: windows(rows).join(names, "k", "left_semi")))
+    assert found.planned is not None and found.planned["stage"][0].pushed == ("lookup in a table, leftsemi by k, k",)
+
+
 EXCLUDED, RULES = "spark.sql.optimizer.excludedRules", "org.apache.spark.sql.catalyst.optimizer"
 
 
@@ -445,7 +465,7 @@ def test_what_this_version_of_spark_plans(
     assert found.planned is not None
     file = RECORDED / f"spark-{VERSION}.json"
     recorded = json.loads(file.read_text()) if file.exists() else {}
-    present = msgspec.to_builtins({"declared": found.operators["stage"], "planned": found.planned["stage"]})
+    present = json.loads(msgspec.json.encode({"declared": found.operators["stage"], "planned": found.planned["stage"]}))
     if os.environ.get("REWRITE_PLANS"):
         file.write_text(json.dumps({**recorded, name: present}, indent=1) + "\n")
     else:

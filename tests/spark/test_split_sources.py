@@ -136,7 +136,7 @@ def test_what_a_split_source_does_wrong_names_the_source(lab: Any) -> None:
     failing(
         lab,
         StageFailedError,
-        r"(?s)'days'.*the discovery of its splits failed: RuntimeError: no such airport.*discover",
+        r"(?s)'days'.*the discovery of its splits failed at .*, in discover: .*\nRuntimeError: no such airport",
         discover=discover,
     )
     read = lambda split: lab.table("none", "k string")  # noqa: E731

@@ -112,7 +112,7 @@ CASES: list[tuple[Callable[[], object], str]] = [
     (
         lambda: validate_restore(pipeline(), checkpoint(without="totals", extra="sums")),
         "Checkpoint 7 of pipeline 'flights' holds state of 'sums', which the pipeline 'flights' does not have (it has 'counts', "
-        "'live', 'totals'). If the stage was renamed, write uid='sums' at 'totals': it then keeps its state. Otherwise put it "
+        "'live', 'totals'). If a stage was renamed, write uid='sums' at 'totals': it then keeps its state. Otherwise put it "
         "back under that name; or, if it was removed on purpose, set allow_non_restored_state, which loses its state for ever.",
     ),
     (
@@ -120,8 +120,8 @@ CASES: list[tuple[Callable[[], object], str]] = [
         "Checkpoint 7 of pipeline 'flights' holds state of 'clicks', 'visits', which the pipeline 'flights' does not have (it "
         "has 'counts', 'live', 'totals'). It has no stage of this pipeline: it is probably of another pipeline of the same "
         "name, whose state must not be given up. Give this pipeline another name or another storage. If it is the same "
-        "pipeline, and all of its stages were renamed, keep their state: write its former name as its uid (uid='clicks' or "
-        "uid='visits') at the one of 'counts', 'live', 'totals' that it is now.",
+        "pipeline, and all of its stages were renamed, keep their state: write the former name of each renamed stage as its uid "
+        "(uid='clicks' or uid='visits'; new here: 'counts', 'live', 'totals').",
     ),
     (
         lambda: validate_restore(pipeline(without_totals=True), checkpoint(chained=True), allow_non_restored_state=True),

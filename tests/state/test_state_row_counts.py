@@ -15,6 +15,7 @@ from dagster_checkpoints.state import (
     rows_of_finished,
     rows_of_stage,
 )
+from dagster_checkpoints.state.rescaled_instances import dealt_out
 
 
 def recorded(
@@ -58,3 +59,10 @@ def test_a_number_that_was_not_recorded_is_unknown_inside_a_query_and_0_at_its_e
     assert (rows_in_snapshot(task, "read"), rows_in_snapshot(task, "written"), rows_in_snapshot(task, "new")) == (None, 0, 0)
     fused = TaskSnapshot(task.stages, fused=(FusedSourceSnapshot("read", 0),))
     assert rows_in_snapshot(fused, "read") == 0, "an earlier release counted the rows of fused sources"
+
+
+def test_rows_of_instances_that_are_gone_are_added_also_if_one_had_none_in_an_earlier_release() -> None:
+    held = [*recorded(None, [5, None, 2]).chains[0].tasks.values(), None]
+    assert [part.rows_out for part in dealt_out("written", held, 2)] == [7, 0]
+    assert [part.rows_out for part in dealt_out("read", held, 2)] == [7, None]
+    assert [part.rows_out for part in dealt_out("written", held, 5)] == [5, 0, 2, 0, 0]

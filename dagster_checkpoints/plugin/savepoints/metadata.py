@@ -26,6 +26,7 @@ from dagster_checkpoints.state import (
     StageMetadata,
     StateFile,
     decode,
+    rows_of_stage,
     task_files,
 )
 from dagster_checkpoints.storage import CheckpointStorage, SavepointDirectory, StorageError
@@ -196,7 +197,7 @@ def _row(savepoint: Savepoint, stage: StageMetadata) -> dg.TableRecord:
             "instances": stage.parallelism,
             "bytes": sum(files.values()),
             "files": len(files),
-            "rows": stage.rows,
+            "rows": rows_of_stage(savepoint.metadata, stage),
             "offsets": offsets,
         }
     )

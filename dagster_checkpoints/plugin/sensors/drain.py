@@ -62,6 +62,9 @@ def build_drain_sensor(
         default_status: Whether the sensor runs without being switched on.
         resource_key: Key of the :class:`CheckpointCoordinatorResource`.
 
+    Raises:
+        InvalidDurationError: `deadline` is not a number of seconds above 0.
+
     Examples:
         >>> build_drain_sensor(pipeline=flights, when=bounded_stages_finished() & live_lag_zero())
     """

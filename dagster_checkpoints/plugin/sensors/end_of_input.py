@@ -66,6 +66,7 @@ def build_end_of_input_sensor(
     Raises:
         UnknownStageError: The pipeline has no such stage.
         NotASourceError: The stage is not a source, or has no such instance.
+        InvalidDurationError: `deadline` is not a number of seconds above 0.
 
     Examples:
         >>> build_end_of_input_sensor(pipeline=flights, source="flights_live", after="december_is_complete")

@@ -175,7 +175,8 @@ def pipeline_sensor(
         storage_seconds: The time limit for all storage calls of a tick.
 
     Raises:
-        ValueError: A number of seconds counts nothing.
+        InvalidDurationError: `minimum_interval_seconds` is not a number.
+        ValueError: It is not a whole number of at least 1.
     """
     check_seconds(name, minimum_interval_seconds=minimum_interval_seconds)
     if not is_count(minimum_interval_seconds, least=1):

@@ -37,7 +37,8 @@ class Backoff:
         longest: The longest delay, seconds.
 
     Raises:
-        ValueError: A number is outside its range.
+        InvalidDurationError: `first` or `longest` is not a number of seconds.
+        ValueError: `factor` is below 1, or `longest` below `first`.
     """
 
     first: float = 30.0
@@ -116,7 +117,8 @@ def build_recovery_sensor(
 
     Raises:
         NotAPipelineAssetError: The assets are not this pipeline's.
-        ValueError: `limit` or `reset_after` counts nothing.
+        InvalidDurationError: `reset_after` is not a number of seconds above 0.
+        ValueError: `limit` is not a whole number of at least 1.
     """
     check_seconds("build_recovery_sensor", above=0, reset_after=reset_after)
     if not is_count(limit, least=1):

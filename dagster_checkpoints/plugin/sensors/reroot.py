@@ -83,6 +83,7 @@ def build_reroot_sensor(
 
     Raises:
         NotAPipelineAssetError: The assets are not this pipeline's.
+        InvalidDurationError: `deadline` is not a number of seconds above 0.
     """
     check_seconds("build_reroot_sensor", above=0, deadline=deadline)
     keys = stage_keys(assets, pipeline)

@@ -57,7 +57,8 @@ def build_savepoint_schedule(
         resource_key: Key of the :class:`CheckpointCoordinatorResource`.
 
     Raises:
-        ValueError: `keep`, `keep_for` or `deadline` is not positive.
+        InvalidDurationError: `deadline` is not a number of seconds above 0.
+        ValueError: `keep` or `keep_for` is not positive.
 
     Examples:
         >>> build_savepoint_schedule(pipeline=flights, savepoints=flights_savepoints, cron_schedule="0 * * * *", keep=24)

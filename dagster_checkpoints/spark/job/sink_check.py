@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dagster_checkpoints.sinks import SinkError
 from dagster_checkpoints.sinks.temporary_folder import temporary_folder
 from dagster_checkpoints.spark.errors import StageSinkError
+from dagster_checkpoints.spark.query.error_text import text_of_error
 from dagster_checkpoints.spark.tasks.task_sink import reaching_sink, sink_context
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ def check_sinks(pipeline: Pipeline, spark: SparkSession, report: PlanReport) -> 
     Args:
         pipeline: The pipeline.
         spark: A session with a local master: it writes a file of this machine.
-        report: The checked plans; a sink that refuses its rows makes its stage a failed one, a sink of which that could not be
-            found out gives a warning.
+        report: The checked plans; a sink that refuses its rows, or fails, makes its stage a failed one, a sink of which that
+            could not be found out gives a warning.
     """
     for stage in pipeline.stages:
         schema = report.schemas.get(stage.name)
@@ -38,16 +39,18 @@ def check_sinks(pipeline: Pipeline, spark: SparkSession, report: PlanReport) -> 
             with reaching_sink(stage.sink), temporary_folder() as folder:
                 stage.sink.check_target(sink_context(pipeline, stage, 0, None, 0, ""), _without_rows(spark, schema, folder))
         except SinkError as error:
-            _record(report, stage, error)
+            if error.repeats:
+                _refuse(report, stage, error, f"cannot take its rows: {error}")
+            else:
+                report.warnings.append(f"Stage {stage.name!r}: whether its sink takes its rows is not known: {error}")
+        except Exception as error:  # of a sink of the user's: the other stages are checked all the same
+            _refuse(report, stage, error, f"fails while it is checked. {text_of_error(error)}")
 
 
-def _record(report: PlanReport, stage: Stage, error: SinkError) -> None:
-    if error.repeats:
-        refused = StageSinkError(stage.name, stage.instances[0], f"its sink ({stage.location}) refuses its rows: {error}")
-        refused.__cause__ = error
-        report.refuse(refused)
-    else:
-        report.warnings.append(f"Stage {stage.name!r}: whether its sink takes its rows is not known: {error}")
+def _refuse(report: PlanReport, stage: Stage, error: Exception, what: str) -> None:
+    refused = StageSinkError(stage.name, stage.instances[0], f"its sink ({stage.location}) {what}")
+    refused.__cause__ = error
+    report.refuse(refused)
 
 
 def _without_rows(spark: SparkSession, schema: StructType, folder: Path) -> Path:

@@ -14,10 +14,10 @@ from pyspark.sql.types import StructType
 
 from dagster_checkpoints.pipeline import Pipeline, Stage
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources
+from dagster_checkpoints.spark.query.column_origins import BOUNDARY
 from dagster_checkpoints.spark.query.opaque_inputs import opaque
 from dagster_checkpoints.spark.query.operators import keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import StreamSet, analyzed, nodes, streams
-from dagster_checkpoints.spark.query.plan_text import BOUNDARY
 from dagster_checkpoints.spark.query.source_checks import source_kind
 
 HELD_BY_SPARK = frozenset({"files", "kafka", "delta", "iceberg", "rate-micro-batch"})

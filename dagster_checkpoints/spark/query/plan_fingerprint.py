@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import StructType
 
 from dagster_checkpoints.spark.query.channel_sources import ENDED, INPUT_OPTION, RECORDS, WATERMARKS
+from dagster_checkpoints.spark.query.column_origins import column_origins, traced
 from dagster_checkpoints.spark.query.optimized_state import aggregate_functions, kept_in_state
 from dagster_checkpoints.spark.query.plan_nodes import analyzed, nodes
-from dagster_checkpoints.spark.query.plan_text import Node, as_written, column_origins, traced, type_text
+from dagster_checkpoints.spark.query.plan_text import Node, as_written, type_text
 from dagster_checkpoints.spark.query.planned_query import query_execution
 from dagster_checkpoints.spark.query.planned_state import WATERMARK_SOURCE, planned_operators
 from dagster_checkpoints.spark.query.plans import QueryPlan

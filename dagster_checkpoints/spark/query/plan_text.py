@@ -1,4 +1,4 @@
-"""A plan of Spark, read from its JSON, and the expressions of the plan as text in which columns are traced to their origin.
+"""A plan of Spark, read from its JSON, and the expressions of the plan as text. `column_origins` traces its columns.
 
 The plan may be an analyzed one, an optimized one, or a physical one. The text is the same in every process: it holds no
 expression ids, no qualifiers and no seeds. It is stored in checkpoints: if an expression were written in another way, the plans
@@ -9,14 +9,11 @@ Source: Spark's `TreeNode.toJSON`; `TimeWindowing` and `SessionWindowing` for th
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
-
-LONGEST = 600  # maximum characters of a traced column; columns computed from each other many times would grow without end
 
 _INFIX = {
     "Add": "+",
@@ -58,11 +55,8 @@ _IGNORED_FIELDS = frozenset(
         "udfDeterministic",
     }
 )
-BOUNDARY = "__dagster_checkpoints_source_"
-"""How the alias begins that encloses a fused source: columns are traced to it, and no further, since nothing reads the source any
-more after it has ended."""
 # By node, the field with the columns that it computes, or adds to those of its input.
-_COMPUTED = {
+COMPUTED = {
     "Project": "projectList",
     "Aggregate": "aggregateExpressions",
     "HashAggregate": "resultExpressions",
@@ -70,9 +64,9 @@ _COMPUTED = {
     "ObjectHashAggregate": "resultExpressions",
     "SortAggregate": "resultExpressions",
 }
-_UDFS = frozenset({"ArrowEvalPython", "BatchEvalPython"})
-_ADDED = {"Generate": "generatorOutput", **dict.fromkeys(_UDFS, "resultAttrs")}
-_OUTPUTS = ("output", "outputAttrs", "outputAttributes", "outAttributes")
+UDFS = frozenset({"ArrowEvalPython", "BatchEvalPython"})
+_ADDED = {"Generate": "generatorOutput", **dict.fromkeys(UDFS, "resultAttrs")}
+OUTPUTS = ("output", "outputAttrs", "outputAttributes", "outAttributes")
 _BY_TIME_ZONE = frozenset({"date", "timestamp", "timestamp_ntz", "string"})
 
 
@@ -95,7 +89,7 @@ class Node:
     def expressions(self, name: str) -> list[Node]:
         """The expressions in a field of a plan's node: one, or a list of them; none if there is no such field."""
         if name not in self._expressions:
-            self._expressions[name] = _expressions_of(self.fields.get(name))
+            self._expressions[name] = expressions_of(self.fields.get(name))
         return self._expressions[name]
 
     @cached_property
@@ -141,24 +135,9 @@ def is_streaming(plan: Node) -> bool:
     return any(node.kind.startswith("Streaming") or node.fields.get("isStreaming") is True for node in plan.all())
 
 
-def traced(expression: Node, below: Sequence[Node], sides: Sequence[str] = ()) -> str:
-    """An expression as text, with each column replaced by the expression that computes it, through projections.
-
-    Args:
-        below: The children of the plan's node that holds the expression.
-        sides: For each child, the prefix of the columns that come from it.
-    """
-    return _text(expression, lambda column: _origin_in(column, below, sides))
-
-
 def as_written(expression: Node) -> str:
     """An expression as text, with the name and type of each column."""
-    return _text(expression, lambda column: f"{column.fields['name']} {_type(column.fields.get('dataType'))}")
-
-
-def column_origins(plan: Node) -> list[str]:
-    """The columns that a plan returns, traced to their origin."""
-    return [_origin(identity, "?", plan) for identity in plan.output]
+    return text_of_expression(expression, lambda column: f"{column.fields['name']} {_type(column.fields.get('dataType'))}")
 
 
 def conjuncts(condition: Node) -> Iterator[Node]:
@@ -170,32 +149,6 @@ def conjuncts(condition: Node) -> Iterator[Node]:
         yield condition
 
 
-def is_opaque(plan: Node) -> bool:
-    """Whether a plan's node is the filter through which Spark's optimizer cannot look: below it is an input, or a fused source.
-
-    It is `spark_partition_id() >= 0`: true for each row, and nondeterministic.
-    """
-    return plan.kind == "Filter" and any(
-        part.kind == "GreaterThanOrEqual" and part.children[0].kind == "SparkPartitionID" and part.children[1].kind == "Literal"
-        for condition in plan.expressions("condition")
-        for part in conjuncts(condition)
-    )
-
-
-def fused_parts(plan: Node) -> Iterator[tuple[str, Node]]:
-    """The fused sources in an analyzed plan: the name of each, and the part of the plan that it is."""
-    for node in plan.all():
-        alias = _alias(node)
-        if alias.startswith(BOUNDARY):
-            yield alias.removeprefix(BOUNDARY), node
-
-
-def _alias(plan: Node) -> str:
-    """The name that a plan's node gives to its columns; "" for any other node."""
-    identifier = plan.fields.get("identifier") if plan.kind == "SubqueryAlias" else None
-    return str(identifier.get("name")) if isinstance(identifier, Mapping) else ""
-
-
 def _tree(items: Sequence[Mapping[str, Any]]) -> Node:
     """The tree of nodes listed from the top down, each with its number of children. No recursion: some trees are deep."""
     built: list[Node] = []
@@ -205,7 +158,7 @@ def _tree(items: Sequence[Mapping[str, Any]]) -> Node:
     return built[0]
 
 
-def _expressions_of(value: Any) -> list[Node]:
+def expressions_of(value: Any) -> list[Node]:
     if not isinstance(value, list) or not value:
         return []
     return [_tree(value)] if _is_tree(value) else [_tree(each) for each in value if _is_tree(each)]
@@ -218,7 +171,13 @@ def _is_tree(value: Any) -> bool:
 # Expressions
 
 
-def _text(node: Node, column: Any) -> str:
+def text_of_expression(node: Node, column: Callable[[Node], str]) -> str:
+    """An expression as text.
+
+    Args:
+        node: The expression.
+        column: Gives the text of a column.
+    """
     match node.kind:
         case "AttributeReference":
             return str(column(node))
@@ -230,27 +189,27 @@ def _text(node: Node, column: Any) -> str:
         case "OuterReference" | "NamedLambdaVariable":
             return str(node.fields.get("name", node.kind))
         case kind if kind in _TRANSPARENT:
-            return _text(node.children[0], column)
+            return text_of_expression(node.children[0], column)
         case kind if kind in _SEEDED:
             return f"{_function(kind)}()"
         case "AggregateExpression":
             distinct = "distinct " if node.fields.get("isDistinct") else ""
-            return distinct + ", where ".join(_text(child, column) for child in node.children)
+            return distinct + ", where ".join(text_of_expression(child, column) for child in node.children)
         case "With" if len(node.children) == 2:  # how Spark writes `between`: an expression that is used twice
-            defined = _text(node.children[1].children[0], column)
-            return _text(node.children[0], column).replace("common_expression_ref()", defined)
+            defined = text_of_expression(node.children[1].children[0], column)
+            return text_of_expression(node.children[0], column).replace("common_expression_ref()", defined)
         case "Cast" if node.children[0].kind == "Literal":
-            return _text(node.children[0], column)
+            return text_of_expression(node.children[0], column)
         case "Cast":
             kind = _type(node.fields.get("dataType"))
             zone = f" in {node.fields['timeZoneId']}" if kind in _BY_TIME_ZONE and node.fields.get("timeZoneId") else ""
-            return f"cast({_text(node.children[0], column)} as {kind}{zone})"
+            return f"cast({text_of_expression(node.children[0], column)} as {kind}{zone})"
         case "CreateNamedStruct":
             return _window(node, column) or _call(node, column)
         case "GetStructField":
-            return f"{_text(node.children[0], column)}.{node.fields.get('name') or _member(node)}"
+            return f"{text_of_expression(node.children[0], column)}.{node.fields.get('name') or _member(node)}"
         case kind if kind in _INFIX and len(node.children) == 2:
-            left, right = (_text(child, column) for child in node.children)
+            left, right = (text_of_expression(child, column) for child in node.children)
             return f"({left} {_INFIX[kind]} {right})"
     return _call(node, column)
 
@@ -263,7 +222,7 @@ def _member(node: Node) -> Any:
 
 
 def _call(node: Node, column: Any) -> str:
-    arguments = [_text(child, column) for child in node.children]
+    arguments = [text_of_expression(child, column) for child in node.children]
     children = 0
     for name, value in node.fields.items():
         if isinstance(value, int) and not isinstance(value, bool) and value == children < len(node.children):
@@ -271,7 +230,7 @@ def _call(node: Node, column: Any) -> str:
         elif isinstance(value, str | int | float) and name not in _IGNORED_FIELDS:
             arguments.append(f"{name} {value}")
         elif _is_tree(value) and "replacement" not in node.fields:
-            arguments.append(f"{name} {_text(_tree(value), column)}")
+            arguments.append(f"{name} {text_of_expression(_tree(value), column)}")
     if node.kind.endswith("UDF") and node.fields.get("dataType") is not None:
         arguments.append(f"returns {_type(node.fields['dataType'])}")
     if isinstance(node.fields.get("timeZoneId"), str):
@@ -294,7 +253,7 @@ def _window(node: Node, column: Any) -> str | None:
         return None
     every = "" if slide.fields["value"] == length.fields["value"] else f", every {_duration(slide)}"
     first = "" if offset.fields["value"] == "0" else f", from {_duration(offset)}"
-    return f"window({_text(moment.children[0], column)}, {_duration(length)}{every}{first})"
+    return f"window({text_of_expression(moment.children[0], column)}, {_duration(length)}{every}{first})"
 
 
 def _session_window(begin: Node, end: Node, column: Any) -> str | None:
@@ -304,7 +263,7 @@ def _session_window(begin: Node, end: Node, column: Any) -> str | None:
     added = next((n for n in end.all() if n.kind == "TimestampAddInterval"), None)
     if moment is begin or added is None:
         return None
-    return f"session_window({_text(moment, column)}, gap {_text(added.children[1], column)})"
+    return f"session_window({text_of_expression(moment, column)}, gap {text_of_expression(added.children[1], column)})"
 
 
 def _duration(literal: Node) -> str:
@@ -346,7 +305,7 @@ def _type(kind: Any) -> str:
 type_text = _type
 
 
-# Origins of columns
+# Columns
 
 
 def identity_of(node: Node) -> int:
@@ -357,86 +316,15 @@ def identity_of(node: Node) -> int:
 def _output(plan: Node) -> list[int]:
     """The ids of the columns that a plan's node returns, in order."""
     children = plan.children
-    if plan.kind in _COMPUTED:
-        return [identity_of(each) for each in plan.expressions(_COMPUTED[plan.kind])]
+    if plan.kind in COMPUTED:
+        return [identity_of(each) for each in plan.expressions(COMPUTED[plan.kind])]
     if plan.kind == "Generate" and "requiredChildOutput" in plan.fields:
         return [identity_of(each) for name in ("requiredChildOutput", "generatorOutput") for each in plan.expressions(name)]
     if plan.kind in _ADDED:
         return [*children[0].output, *(identity_of(each) for each in plan.expressions(_ADDED[plan.kind]))]
-    for name in _OUTPUTS:
+    for name in OUTPUTS:
         if plan.expressions(name):
             return [identity_of(each) for each in plan.expressions(name)]
     if plan.kind == "Union":
         return list(children[0].output)
     return [identity for child in children for identity in child.output]
-
-
-def _origin_in(column: Node, plans: Sequence[Node], sides: Sequence[str]) -> str:
-    name, identity = str(column.fields["name"]), identity_of(column)
-    for number, plan in enumerate(plans):
-        if identity in plan.returned:
-            return f"{sides[number] if sides else ''}{_origin(identity, name, plan)}"
-    return name
-
-
-def _origin(identity: int, name: str, plan: Node) -> str:
-    text = _origin_of(identity, name, plan)
-    if len(text) <= LONGEST:
-        return text
-    return f"{text[: LONGEST // 2]}… ({hashlib.sha256(text.encode()).hexdigest()[:12]})"
-
-
-def _origin_of(identity: int, name: str, plan: Node) -> str:
-    """The expression that computes a column of a plan's output."""
-    while True:
-        if plan.kind == "Union":
-            return _origin_in_union(identity, name, plan)
-        if _alias(plan).startswith(BOUNDARY) or is_opaque(plan):
-            return next(
-                (str(n.fields["name"]) for below in plan.all() for n in _named(below) if identity_of(n) == identity), name
-            )
-        if plan.kind == "Expand":
-            place = plan.output.index(identity)
-            rows = [_expressions_of(row) for row in plan.fields.get("projections") or ()]
-            return _either([traced(row[place], plan.children) for row in rows if place < len(row)]) or name
-        if plan.kind in _UDFS and (called := _called(identity, plan)) is not None:
-            return traced(called, plan.children)
-        if plan.kind in _COMPUTED:
-            computed = (each for of in (_COMPUTED[plan.kind], "groupingExpressions") for each in plan.expressions(of))
-            same = [each for each in computed if identity_of(each) == identity]
-            column = next((each for each in same if each.kind == "Alias"), None)
-            if column is not None and column.kind == "Alias":
-                # The text of the aggregation itself contains the expressions that it computes.
-                aggregated = plan.kind == "Aggregate" and any(n.kind == "AggregateExpression" for n in column.all())
-                return str(column.fields["name"]) if aggregated else traced(column, plan.children)
-        below = next((child for child in plan.children if identity in child.returned), None)
-        if below is None:
-            return next((str(n.fields["name"]) for n in _own_columns(plan) if identity_of(n) == identity), name)
-        plan = below
-
-
-def _called(identity: int, plan: Node) -> Node | None:
-    """The user-defined function whose result is a column of a plan's node that calls functions."""
-    results = [identity_of(each) for each in plan.expressions("resultAttrs")]
-    return plan.expressions("udfs")[results.index(identity)] if identity in results else None
-
-
-def _origin_in_union(identity: int, name: str, plan: Node) -> str:
-    """The column has the same position in each child."""
-    place = plan.output.index(identity)
-    return _either([_origin(child.output[place], name, child) for child in plan.children if place < len(child.output)])
-
-
-def _own_columns(plan: Node) -> list[Node]:
-    return [each for name in (*_OUTPUTS, "generatorOutput") for each in plan.expressions(name) if "name" in each.fields]
-
-
-def _named(plan: Node) -> list[Node]:
-    """The columns that a node returns with a name."""
-    computed = [each for of in ("projectList", "aggregateExpressions") for each in plan.expressions(of)]
-    return [*_own_columns(plan), *(each for each in computed if "name" in each.fields)]
-
-
-def _either(texts: Sequence[str]) -> str:
-    different = list(dict.fromkeys(texts))
-    return different[0] if len(different) == 1 else f"{{{' | '.join(different)}}}" if different else ""

@@ -18,17 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dagster_checkpoints.spark.query.column_origins import fused_parts, is_opaque, traced
 from dagster_checkpoints.spark.query.plan_nodes import analyzed, children, nodes
-from dagster_checkpoints.spark.query.plan_text import (
-    Node,
-    conjuncts,
-    fused_parts,
-    identity_of,
-    is_opaque,
-    parse,
-    parse_items,
-    traced,
-)
+from dagster_checkpoints.spark.query.plan_text import Node, conjuncts, identity_of, parse, parse_items
 from dagster_checkpoints.spark.query.planned_query import query_execution
 from dagster_checkpoints.spark.query.stateful_nodes import stateful_nodes_of
 from dagster_checkpoints.state import PlannedInput, PlannedOperator
@@ -57,6 +49,7 @@ _OVER_PARTITIONS = {"StateStoreRestore": 1, "SessionWindowStateStoreRestore": 0}
 _IN_PYTHON = frozenset({"MapInPandas", "MapInArrow", "PythonMapInArrow", "FlatMapGroupsInPandas", "FlatMapGroupsInArrow"})
 _WATERMARK = "spark.watermarkDelayMs"
 _WHERE = "where "
+_LOOKUP = "lookup in a table, "
 
 
 @dataclass(frozen=True)
@@ -73,7 +66,7 @@ class _Found:
             f"{name}{text.removeprefix(_WHERE)}"
             for name, side in zip(sides, self.operator.sides, strict=True)
             for text in side.steps
-            if text.startswith(_WHERE)
+            if text.startswith((_WHERE, _LOOKUP))
         )
         return frozenset(found)
 
@@ -168,8 +161,10 @@ class _Query:
             elif node.kind == _JOIN:
                 yield f"join of streams by {', '.join(_join_keys(node))}"
             elif node.kind.endswith("Join"):
+                # Not how Spark finds the rows, which depends on the size of the table.
                 keys = [traced(e, node.children) for of in ("leftKeys", "rightKeys", "condition") for e in node.expressions(of)]
-                yield f"{node.kind} by {', '.join(keys)}"
+                how = str(node.fields["joinType"]["object"]).rpartition(".")[2].rstrip("$").lower()
+                yield f"{_LOOKUP}{how} by {', '.join(keys)}"
             elif node.kind in _OPERATORS:
                 kind, fields = _OPERATORS[node.kind]
                 keys = [traced(each, node.children) for name in fields for each in node.expressions(name)]

@@ -13,9 +13,10 @@ from typing import Any
 from pyspark.sql.types import DataType
 
 from dagster_checkpoints.spark.errors import StatePartitionsError
+from dagster_checkpoints.spark.query.column_origins import column_origins, traced
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
 from dagster_checkpoints.spark.query.plan_nodes import analyzed, children, nodes
-from dagster_checkpoints.spark.query.plan_text import Node, column_origins, parse, traced
+from dagster_checkpoints.spark.query.plan_text import Node, parse
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 from dagster_checkpoints.spark.query.stateful_nodes import stateful_nodes

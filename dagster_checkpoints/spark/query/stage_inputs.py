@@ -75,11 +75,11 @@ def stream_dataframe(sources: ChannelSources, stream: StreamInput) -> DataFrame:
 def table_dataframe(spark: SparkSession, schema: StructType, files: Sequence[WorkPath]) -> DataFrame:
     """The rows of segments as a table: a static input, or a batch that was written.
 
+    Without files it is the same relation, so that a plan whose static inputs are not read yet is planned as with small tables.
+
     Raises:
         FilesLost: Files are gone.
     """
-    if not files:
-        return spark.createDataFrame([], schema)
     session, jvm = spark._jsparkSession, spark._jvm
     assert jvm is not None
     datasources, parse = jvm.org.apache.spark.sql.execution.datasources, session.parseDataType
