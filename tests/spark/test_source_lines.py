@@ -40,7 +40,7 @@ SHOWN_BY = {
     ),
     "`read_iceberg_table`": ("test_iceberg_source.py::test_rows_of_a_sink_and_of_another_program_arrive_once",),
     "a batch DataFrame": ("test_a_batch_dataframe_is_one_micro_batch",),
-    "`socket`, queues, `cleanSource`": (
+    "`socket`, queues (JMS, MQTT, RabbitMQ, SQS, Solace, NATS), Kafka's share groups (`kafka-share`), `cleanSource`": (
         "test_source_checks.py::test_a_source_that_acts_on_commit_is_refused_before_anything_starts",
     ),
 }
