@@ -169,7 +169,7 @@ def derived_history(planes: Any) -> Any: ...
     ("pipeline", "kind", "part"),
     [
         (_pipeline(history, fewer, airlines, departures, delays), "instances_changed", "'live'"),
-        (_pipeline(planes, arrivals), "non_restored_state", "allow_non_restored_state"),
+        (_pipeline(planes, arrivals), "non_restored_state", "another pipeline of the same name"),
         (_pipeline(history, live, airlines, departures, delays_of_history), "chain_layout_changed", "'delays'"),
         (_pipeline(history, live, airlines, departures, delays, report), "input_rows_gone", "'report'"),
         (_pipeline(planes, derived_history, live, airlines, departures, delays), "unfinished_predecessor", "'planes'"),
