@@ -118,7 +118,7 @@ def test_a_first_delay_above_the_longest_is_refused() -> None:
 
 @pytest.mark.parametrize(("failures", "interval", "delay"), [(2, 60, 30), (3, 60, 20), (1, 60, 60), (1, 60, 61)])
 def test_a_rate_that_no_failures_reach_is_refused(failures: int, interval: float, delay: float) -> None:
-    """Restarts that wait so long are never so many within the interval: the job would restart for ever."""
+    """With such a delay the limit is not reached within the interval: the job would restart without end."""
     with pytest.raises(InvalidCheckpointConfig, match=r"more than max_failures \* delay = 6\d seconds: else the limit is never"):
         FailureRateRestart(failures, interval, delay)
     shorter = interval / failures - 0.1
