@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -144,3 +145,36 @@ def test_a_union_has_the_event_time_of_its_first_child_and_rows_of_the_second_ne
     assert rows_of(scene.run(counts(watermark.unionByName(rows), scene), scene.folder / "first")) == [(0, "Anna", 1)]
     with pytest.raises(AnalysisException, match="watermark"):
         scene.run(counts(rows.unionByName(watermark), scene), scene.folder / "second")
+
+
+@pytest.mark.parametrize("reused", [True, False])
+def test_an_operator_that_reads_reused_exchanges_only_has_no_watermark(scene: Any, reused: bool) -> None:
+    """Spark finds out which watermark an operator will have in the next batch from this batch's plan, in which a reused exchange
+    has no input. Rows without a match are never emitted, so the plugin switches reuse off."""
+    last, ended = 5, threading.Event()
+    emitted: list[int] = []
+
+    def stream(*names: str) -> DataFrame:
+        rate = scene.spark.readStream.format("rate-micro-batch").option("startTimestamp", 1767225600000)
+        rows = rate.option("rowsPerBatch", 4).option("advanceMillisPerBatch", 60_000).load()
+        return rows.selectExpr("value % 2 AS k", "timestamp AS ts").withWatermark("ts", "0 seconds").toDF(*names)
+
+    left, right = stream("k", "ts"), stream("rk", "rts")
+    pairs = [
+        left.join(right, F.expr(f"k = rk AND rts > ts AND rts <= ts + INTERVAL {seconds} SECONDS"), "left").selectExpr(
+            f"{number} AS n"
+        )
+        for number, seconds in enumerate((10, 20))
+    ]
+
+    def keep(batch: DataFrame, number: int) -> None:
+        emitted.extend(row.n for row in batch.collect() if number <= last)
+        if number >= last:
+            ended.set()
+
+    with scene.setting("spark.sql.exchange.reuse", str(reused).lower()):
+        writer = pairs[0].union(pairs[1]).writeStream.option("checkpointLocation", str(scene.folder / "query"))
+        query = writer.foreachBatch(keep).start()
+    assert ended.wait(60)
+    query.stop()
+    assert {0} == set(emitted) if reused else emitted.count(0) == emitted.count(1) > 0

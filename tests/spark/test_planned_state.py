@@ -411,7 +411,7 @@ EXCLUDED, RULES = "spark.sql.optimizer.excludedRules", "org.apache.spark.sql.cat
         (SUMMED, "spark.sql.ansi.enabled", "false", None),
         (SUMMED, "spark.sql.caseSensitive", "true", None),
         (JOINED_EQUAL, "spark.sql.adaptive.enabled", "false", None),
-        (JOINED_EQUAL, "spark.sql.exchange.reuse", "false", None),
+        (JOINED_EQUAL, "spark.sql.exchange.reuse", "true", None),
         (
             PAIRS["a filter behind an outer join that makes it an inner one"][1],
             EXCLUDED,

@@ -47,6 +47,7 @@ REQUIRED: Mapping[str, str] = {
     "spark.sql.streaming.queryEvolution.enableSourceEvolution": "false",  # offsets are known by the number of their source
     "spark.sql.streaming.multipleWatermarkPolicy": "min",
     "spark.sql.streaming.noDataMicroBatches.enabled": "true",
+    "spark.sql.exchange.reuse": "false",  # an operator behind reused exchanges has no watermark, and emits nothing
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # readers cannot read the year 9999 from INT96
     "spark.sql.streaming.stopTimeout": "60s",
     "spark.scheduler.mode": "FAIR",  # otherwise a backfill's long batch delays the live stages and their barriers
