@@ -159,6 +159,44 @@ def test_a_lagging_event_time_is_declared_or_its_late_rows_are_counted_and_repor
     assert "event_time=(column, lateness)" in warnings[0]
 
 
+def test_rows_without_event_time_that_a_join_or_a_group_never_emits_are_reported_at_the_end(
+    lab: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    lab.put("a", ROWS, [("x", lab.at(0), 1), ("y", lab.at(1), 2), ("z", None, 3)])
+    lab.put("b", ROWS, [("x", lab.at(2), 1)])
+
+    @bounded_source(watermark=("ts", "0 seconds"))
+    def a(context):
+        return lab.stream("a", ROWS)
+
+    @bounded_source(watermark=("ts", "0 seconds"))
+    def b(context):
+        return lab.stream("b", ROWS)
+
+    @stage(sink=lab.sink("pairs"))
+    def pairs(a, b):
+        right = b.select(F.col("k").alias("rk"), F.col("ts").alias("rts"))
+        near = F.expr("k = rk AND rts BETWEEN ts AND ts + INTERVAL 1 MINUTE")
+        return a.join(right, near, "left").select("k", F.col("rk").isNotNull().alias("matched"))
+
+    @stage(sink=lab.sink("instants"))
+    def instants(a):
+        return a.groupBy("ts").agg(F.count("*").alias("n")).select(F.unix_seconds("ts").alias("at"), "n")
+
+    @stage(sink=lab.sink("hours"))
+    def hours(a):
+        return a.groupBy(F.window("ts", "1 hour")).agg(F.count("*").alias("n")).select("n")
+
+    job = lab.start(Pipeline("p", [a, b, pairs, instants, hours]))
+    with caplog.at_level(logging.WARNING):
+        job.finished()
+    assert lab.committed("pairs") == [("x", True), ("y", False)]
+    assert lab.committed("hours") == [(2,)] and len(lab.committed("instants")) == 2
+    held = sorted(message for message in caplog.messages if "their event time is null" in message)
+    assert [message.split(":")[0] for message in held] == ["Stage 'instants'", "Stage 'pairs'"]
+    assert all(": 1 rows stay in its state" in message for message in held)
+
+
 def test_late_rows_are_counted_over_restarts_by_the_stage_that_drops_them(lab: Any) -> None:
     """Also the rows of a session, whose operator has a separate metric, and of a chain with two operators."""
     lab.put("live", ROWS, [("a", lab.at(s), s) for s in range(0, 600, 60)])

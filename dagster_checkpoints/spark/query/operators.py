@@ -17,6 +17,7 @@ from dagster_checkpoints.spark.query.plan_nodes import children
 _STATE_WRITER = "StateStoreWriter"
 _LATE_ROWS = "numRowsDroppedByWatermark"
 _REGISTERED_TIMERS = "numRegisteredTimers"
+_ROWS_IN_STATE = "numTotalStateRows"
 _SESSION_READER = "SessionWindowStateStoreRestore"  # drops the late rows for the operator that writes the sessions
 
 # Logical operators that keep state if their input is a stream; a join keeps state if both inputs are streams.
@@ -82,6 +83,19 @@ class StatefulOperators:
         """The number of timers that the user's code set in the batch of this plan (`transformWithState`)."""
         return sum(int(node.longMetric(_REGISTERED_TIMERS).value()) for operator, node in self._find(plan) if operator.has_timers)
 
+    def held_at_the_end(self, plan: Any) -> tuple[int, ...]:
+        """The number of rows, or groups, that each stateful operator still holds although it emits all of them when they are due.
+
+        In a batch under MAX_WATERMARK all are due but those whose event time is null. From the top of the plan down, as
+        :meth:`late_rows`; 0 for operators whose state is no output: inner joins, distinct rows, the user's own state. A left
+        outer join counts the rows of its right side too.
+        """
+        return tuple(
+            int(node.longMetric(_ROWS_IN_STATE).value()) if _emits_its_state(operator, node) else 0
+            for operator, node in self._find(plan)
+            if operator.writes
+        )
+
     def _find(self, plan: Any) -> list[tuple[_Operator, Any]]:
         if self._operators is not None:
             cached = [(operator, plan.p(operator.number)) for operator in self._operators]
@@ -90,6 +104,14 @@ class StatefulOperators:
         searched = list(_stateful_nodes(plan))
         self._operators = tuple(operator for operator, _ in searched)
         return searched
+
+
+def _emits_its_state(operator: _Operator, node: Any) -> bool:
+    if operator.name == "StreamingSymmetricHashJoin":
+        return bool(str(node.joinType().sql()).endswith("OUTER"))
+    if operator.name in ("StateStoreSave", "SessionWindowStateStoreSave"):
+        return str(node.outputMode().get()) == "Append"
+    return False
 
 
 def _stateful_nodes(plan: Any) -> Iterator[tuple[_Operator, Any]]:

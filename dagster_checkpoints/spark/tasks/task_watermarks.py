@@ -52,6 +52,7 @@ class TaskWatermarks:
         self._watermark_delay: int | None = None
         self._act_on_event_time: bool | None = None
         self._forwarded_batch = -1
+        self._warned_of_held_rows = False
         self._registered_timers = 0  # in the newest batch under MAX_WATERMARK
 
     @property
@@ -96,6 +97,7 @@ class TaskWatermarks:
             self._count_late_rows(executed, batch_id, stateful_stages)
         if watermark >= MAX_WATERMARK_MS:
             self._registered_timers = self._operators.registered_timers(executed)
+            self._warn_of_held_rows(executed, stateful_stages)
         if self._act_on_event_time is None:
             self._act_on_event_time = self._operators.act_on_event_time(executed)
         # It never changes. Operators that do not act on event time have none, and may never get a batch under a watermark.
@@ -106,6 +108,22 @@ class TaskWatermarks:
         dropped = self._operators.late_rows(executed)
         if any(dropped):  # Spark compares with the watermark of the previous batch
             self.late_rows.add(stateful_stages, dropped, self._query.log.planned(batch_id - 1).watermark_ms)
+
+    def _warn_of_held_rows(self, executed: Any, stateful_stages: Sequence[str]) -> None:
+        held = self._operators.held_at_the_end(executed)
+        if self._warned_of_held_rows or not any(held):
+            return
+        self._warned_of_held_rows = True
+        known = len(stateful_stages) == len(held)
+        for position, count in enumerate(held):
+            if count:
+                stage = stateful_stages[position] if known else self._tail.stage.name
+                self._tail.call.context.log.warning(
+                    f"Stage {stage!r}: {count:,} rows stay in its state at the end of data, and are not emitted: their event "
+                    "time is null, so they are never due. It is an outer join of streams or a group by the event time; of an "
+                    "outer join, rows that had a match were emitted with it. Give such rows a time (F.coalesce), or take them "
+                    "out before this stage (where(F.col(<the event time>).isNotNull())) and write them to a table of their own."
+                )
 
     def forward(self) -> None:
         """Send the watermark of all rows emitted so far, if it has advanced; call it under the query lock."""
