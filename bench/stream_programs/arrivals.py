@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,10 +77,18 @@ def _cuts(chance: random.Random, rows: Sequence[Row], count: int, *, may_be_empt
     return pieces + [()] * (count - len(pieces))
 
 
-def write_rows(rows: Sequence[Row], file: Path) -> Path:
-    """Write rows as one Parquet file, which appears whole."""
+def write_rows(rows: Sequence[Row], file: Path, number: int = 0) -> Path:
+    """Write rows as one Parquet file, which appears whole.
+
+    Args:
+        rows: The rows.
+        file: The file's path.
+        number: Its number among the files of its folder. Spark reads files in the order of their modification times, and in any
+            order if these are equal, as those of files written at once may be.
+    """
     columns = list(zip(*rows, strict=True)) or [(), (), ()]
     table = pa.table([pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
     scratch = file.with_name(f".{file.name}.next")
     pq.write_table(table, scratch)
+    os.utime(scratch, (number, number))
     return scratch.rename(file)

@@ -48,7 +48,7 @@ def job_rows(
                 place = folder / "input" / side / instance
                 place.mkdir(parents=True, exist_ok=True)
                 if rows := arrival.rows[side][index :: len(instances)]:
-                    write_rows(rows, place / f"{number:04d}.parquet")
+                    write_rows(rows, place / f"{number:04d}.parquet", number)
     storage = CheckpointStorage(open_store(str(folder / "store")), "case")
     options = JobOptions(
         CheckpointConfig(interval=0.7 if case.restarts else NO_PERIODIC, retained=1),
@@ -80,7 +80,8 @@ def _pipeline(spark: SparkSession, case: Case, folder: Path, given: Callable[[Pa
     def source(side: str) -> Any:
         def read(context: StageContext) -> DataFrame:
             place = folder / "input" / side / (context.instance if names else _INSTANCES[0])
-            return spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(str(place))
+            reader = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).option("maxFileAge", "36500d")
+            return reader.parquet(str(place))
 
         watermark = ("ts", LATENESS) if case.event_time else None
         return bounded_source(name=side, watermark=watermark, instances=names)(read)

@@ -297,7 +297,7 @@ class _OfFiles(_Query):
         return self.spark.readStream.schema(COLUMNS).parquet(str(self.folder_of(side)))
 
     def send(self, side: str, rows: Sequence[Row]) -> None:
-        write_rows(rows, self.folder_of(side) / f"{self.sent[side]:04d}.parquet")
+        write_rows(rows, self.folder_of(side) / f"{self.sent[side]:04d}.parquet", self.sent[side])
 
     def settle(self) -> None:
         with contextlib.suppress(Exception):  # `check` raises it

@@ -6,6 +6,7 @@ import contextlib
 import datetime as dt
 import inspect
 import itertools
+import os
 import threading
 import time
 from collections import Counter
@@ -281,6 +282,7 @@ class Lab:
         self.folder = folder
         self.jobs: list[RunningJob] = []
         self._number = itertools.count()
+        self._modified_at = 0.0
 
     # Input
 
@@ -305,6 +307,9 @@ class Lab:
         number = next(self._number)
         scratch = folder / f".{number}.next"
         pq.write_table(table, scratch)
+        # Spark reads files in the order of their modification times; a file system's clock may be the same for several of them.
+        self._modified_at = max(time.time(), self._modified_at + 0.01)
+        os.utime(scratch, (self._modified_at, self._modified_at))
         return scratch.rename(folder / f"{number:06d}.parquet")
 
     def input(self, name: str) -> Path:
