@@ -11,7 +11,16 @@ HOME_OF_DAGSTER := $(CURDIR)/.dagster_home
 
 PYTEST_ARGS ?=
 DEV_ARGS    ?=
-TESTS       ?= tests/facts tests/spark
+TESTS       ?=
+
+# The folder of a test is its tier. `make test` leaves these to `make test-all`: processes that are killed, clusters, daemons; real
+# servers; pipelines that run for a minute or more. Of the processes that are killed it takes a few.
+SLOW_FILES  := $(sort $(foreach folder,processes servers long,$(wildcard tests/*/$(folder)/test_*.py)))
+QUICK_FILES := $(filter-out $(SLOW_FILES),$(sort $(wildcard tests/*/test_*.py tests/*/*/test_*.py)))
+# Of the kills at each point of the protocol, with each sink, `make test` takes these.
+KILLED      := $(foreach cell,upload-parquet-alone metadata-delta commit-sql,'tests/spark/processes/test_crash_matrix.py::test_a_kill[$(cell)]')
+# Tests without Spark and without processes: two minutes.
+PURE_FILES  := tests/pipeline tests/coordination tests/execution tests/state tests/storage tests/sources tests/spark/pure
 
 # The versions of Spark that tests run under: that of requirements.lock, in .venv, and those of requirements-spark-*.lock, each in an
 # environment of its own that takes all other packages from .venv.
@@ -21,7 +30,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-spark dev check bench simulate programs coverage mutate lock clean
+.PHONY: help setup run test test-all test-pure test-spark dev check bench simulate programs coverage mutate lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -31,10 +40,20 @@ setup: $(STAMP) ## create .venv and install the locked packages (the other targe
 run: $(STAMP) ## the flights pipeline end to end: checkpoints, SIGKILL, recovery, drain, comparison with a batch result
 	@$(BIN)/python -m assets.demo
 
-test: $(STAMP) ## all tests, in two processes (WORKERS=0: in one; PYTEST_ARGS="-k name")
-	@$(BIN)/python -m pytest --numprocesses $(or $(WORKERS),2) --dist worksteal $(PYTEST_ARGS)
+# Four processes for two cores: tests of jobs wait for a part of their time.
+RUN_TESTS = $(BIN)/python -m pytest --numprocesses $(or $(WORKERS),4) --dist worksteal $(PYTEST_ARGS)
 
-test-spark: $(STAMP) ## tests under another version of Spark, in an environment of its own (VERSION=4.1 or 4.1.4; TESTS=tests/facts)
+test: $(STAMP) ## the tests, in four processes (WORKERS=0: in one; PYTEST_ARGS="-k name")
+	@$(RUN_TESTS) $(QUICK_FILES) $(KILLED)
+
+test-all: $(STAMP) ## all tests, for a night: also kills, servers and long pipelines (TESTS="tests/spark/long tests/sinks/servers": a part)
+	@$(RUN_TESTS) $(or $(TESTS),tests)
+
+test-pure: $(STAMP) ## the tests that need no Spark, before each commit
+	@$(RUN_TESTS) $(PURE_FILES)
+
+SPARK_TESTS = $(or $(TESTS),tests/facts tests/spark)
+test-spark: $(STAMP) ## tests under another version of Spark, in an environment of its own (VERSION=4.1 or 4.1.4; TESTS="tests/facts")
 	@spark=$$(printf '%s\n' $(SPARKS) | grep -E '^$(subst .,\.,$(VERSION))(\.|$$)') || { \
 	  echo "VERSION='$(VERSION)': expected one of $(SPARKS), or the first two numbers of one." >&2; exit 1; }; \
 	bin=$(BIN); \
@@ -42,8 +61,8 @@ test-spark: $(STAMP) ## tests under another version of Spark, in an environment 
 	  $(MAKE) --no-print-directory "$(VENV)-spark-$${spark%.*}/.installed"; bin="$(VENV)-spark-$${spark%.*}/bin"; \
 	  export OTHER_SPARK_PYTHON="$(CURDIR)/$(BIN)/python"; \
 	fi; \
-	echo "Under Spark $$spark: $(TESTS)"; \
-	"$$bin/python" -m pytest --numprocesses $(or $(WORKERS),2) --dist worksteal $(PYTEST_ARGS) $(TESTS)
+	echo "Under Spark $$spark: $(SPARK_TESTS)"; \
+	"$$bin/python" -m pytest --numprocesses $(or $(WORKERS),2) --dist worksteal $(PYTEST_ARGS) $(SPARK_TESTS)
 
 # `dagster dev` warns that `dg dev` has superseded it. `dg dev` needs 31 more packages (dagster-dg-cli), so this target keeps `dagster dev`.
 dev: $(STAMP) $(HOME_OF_DAGSTER)/dagster.yaml ## Dagster's UI with the flights pipeline

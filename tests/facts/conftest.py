@@ -6,8 +6,8 @@ One test for each fact, under every version of Spark that the plugin runs on (`m
 - a pruned checkpoint, changed state partitions, purged batches: `test_facts_checkpoints.py`;
 - `foreachBatch`, timestamps, sources that act on commit: `test_facts_batches.py`.
 
-Others are in `tests/spark/`: Data Source V2 by py4j in `test_channel_sources.py`, the packaged Java in `processes/test_packaged_java.py`, a
-standalone cluster from the pip package in `processes/test_cluster.py`.
+Others are in `tests/spark/`: Data Source V2 by py4j in `test_channel_sources.py`, the packaged Java in
+`processes/test_packaged_java.py`, a standalone cluster from the pip package in `processes/test_cluster.py`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from dagster_checkpoints.spark.query.query_guard import guard_queries
 from dagster_checkpoints.spark.session import executor_probe
 from dagster_checkpoints.spark.session.class_archive import ClassArchive
 from dagster_checkpoints.spark.session.java import configure_java
-from dagster_checkpoints.spark.session.java_names import remember_names
 from dagster_checkpoints.spark.session.launcher import launch
 from dagster_checkpoints.spark.session.spark_home import lean_spark_home
 from dagster_checkpoints.spark.session.spark_version import check_supported, installed_version
@@ -171,7 +170,6 @@ def prepare_session(spark: SparkSession) -> SparkSession:
     from pyspark import cloudpickle
 
     cloudpickle.register_pickle_by_value(executor_probe)
-    remember_names(spark._jvm)
     guard_queries()
     for name in _ERROR_LOGS:
         logging.getLogger(name).disabled = True

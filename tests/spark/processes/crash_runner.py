@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 
 from dagster_checkpoints.coordination import CheckpointConfig, FixedDelayRestart, NoRestart
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, split_source, stage, unbounded_source
-from dagster_checkpoints.sinks import ParquetSink
+from dagster_checkpoints.sinks import DeltaSink, FileSink, IcebergSink, ParquetSink, SqlSink, TwoPhaseCommitSink
 from dagster_checkpoints.sources import FileSplits
 from dagster_checkpoints.spark.files import server_copies
 from dagster_checkpoints.spark.job import spark_start
@@ -65,6 +65,7 @@ class Settings:
         splits: The names of the instances of the split source of :func:`splits_pipeline`, which the pipeline is then.
         split_seconds: How long each of its splits takes at least.
         chained: "alone" or "read": the pipeline is that of :func:`chained_pipeline`, without or with a reader inside its chain.
+        sink: A name of SINKS: the pipeline is that of :func:`sink_pipeline`.
         spark: Settings of the session.
         repartition_state: Whether restored state gets as many partitions as these settings say.
         allow_non_restored_state: Whether the state of stages that the pipeline does not have any more is left behind.
@@ -91,6 +92,7 @@ class Settings:
     numbered: bool = False
     regions: bool = False
     chained: str = ""
+    sink: str = ""
     splits: str = ""
     split_seconds: float = 0.3
     spark: dict[str, Any] = field(default_factory=lambda: {"spark.master": "local[2]"})
@@ -163,13 +165,44 @@ class HoldingStore:
             RECORDER.moment("upload" if "/shared/" in key else "metadata" if key.endswith("_metadata") else "")
 
 
-class HoldingSink(ParquetSink):
+class Holding(TwoPhaseCommitSink):
+    """A sink that holds the process before a commit."""
+
     def commit(self, transaction: str) -> None:
         if RECORDER is not None:
             RECORDER.moment("commit")
             if any(RECORDER.folder.glob("store/crashing/savepoints/*/_metadata")):
                 RECORDER.moment("commit-savepoint")
         super().commit(transaction)
+
+
+class HoldingSink(Holding, ParquetSink):
+    pass
+
+
+class HoldingFileSink(Holding, FileSink):
+    pass
+
+
+class HoldingSqlSink(Holding, SqlSink):
+    pass
+
+
+class HoldingDeltaSink(Holding, DeltaSink):
+    pass
+
+
+class HoldingIcebergSink(Holding, IcebergSink):
+    pass
+
+
+SINKS: Mapping[str, Callable[[Path], TwoPhaseCommitSink]] = {
+    "parquet": lambda folder: HoldingSink(folder / "hours"),
+    "files": lambda folder: HoldingFileSink(folder / "hours"),
+    "sql": lambda folder: HoldingSqlSink(f"sqlite:///{folder}/hours.db", "hours"),
+    "delta": lambda folder: HoldingDeltaSink(folder / "hours"),
+    "iceberg": lambda folder: HoldingIcebergSink("lake.hours", warehouse=folder / "lake"),
+}
 
 
 class HoldingState(moved_state.MovedState):
@@ -190,7 +223,9 @@ def with_names(frame: DataFrame, names: DataFrame) -> DataFrame:
 
 
 def stream(spark: SparkSession, source: str, name: str) -> DataFrame:
-    return spark.readStream.schema(ROWS).option("maxFilesPerTrigger", 1).parquet(f"{source}/{name}")
+    return (
+        spark.readStream.schema(ROWS).option("maxFilesPerTrigger", 1).option("maxFileAge", "36500d").parquet(f"{source}/{name}")
+    )
 
 
 def pipeline(folder: Path, source: str, feeds: str = "abc", hours_instances: int = 1, *, numbered: bool = False) -> Pipeline:
@@ -278,6 +313,25 @@ def regions_pipeline(folder: Path, source: str) -> Pipeline:
     return Pipeline("crashing", [live, checked, hours, weather, storms])
 
 
+def in_numbers(hours: DataFrame) -> DataFrame:
+    """The hours with a number in the place of each time, which every sink writes alike."""
+    return hours.select(F.unix_seconds("start").alias("start"), "name", "v", "n")
+
+
+def sink_pipeline(folder: Path, source: str, sink: str) -> Pipeline:
+    """A live feed, and its windows in a sink of SINKS."""
+
+    @unbounded_source(watermark=("ts", "10 minutes"))
+    def live(context):
+        return stream(context.spark, source, "live-a")
+
+    @stage(sink=SINKS[sink](folder))
+    def hours(live):
+        return in_numbers(in_hours(live.withColumnRenamed("k", "name")))
+
+    return Pipeline("crashing", [live, hours])
+
+
 def chained_pipeline(folder: Path, source: str, *, read: bool) -> Pipeline:
     """Two backfills, each in one query with a stage that drops duplicates and one that counts in windows."""
 
@@ -357,6 +411,8 @@ def main() -> None:
     made = pipeline(folder, source, settings.feeds, settings.hours, numbered=settings.numbered)
     if settings.fused or settings.regions:
         made = (fused_pipeline if settings.fused else regions_pipeline)(folder, source)
+    if settings.sink:
+        made = sink_pipeline(folder, source, settings.sink)
     if settings.splits:
         made = splits_pipeline(folder, source, settings.splits, settings.run_id, settings.split_seconds)
     if settings.chained:

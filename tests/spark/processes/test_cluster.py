@@ -23,14 +23,12 @@ import pytest
 from bench.free_ports import free_port
 from dagster_checkpoints.spark.session.work_directory import RemoteDirectory
 from resources.embedded_s3 import EmbeddedS3
-from tests.spark.processes import test_crash_processes as crash
+from tests.spark.processes.killed_runs import Feed
 from tests.spark.servers import hdfs as servers
 from tests.spark.servers import jars
 
 DEADLINE = 120.0
 AHEAD = 60  # seconds
-
-start = crash.start  # the fixture: the children and their pipeline are those of the crash tests
 
 
 @dataclass(frozen=True)
@@ -227,7 +225,7 @@ def test_executors_are_killed_while_the_records_are_on_hdfs_and_the_checkpoints_
         "spark.dynamicAllocation.executorIdleTimeout": "15s",
         "spark.dynamicAllocation.maxExecutors": 2,
     }
-    feed = crash.Feed(lab)
+    feed = Feed(lab)
     feed.more()
     work = RemoteDirectory(f"{hdfs.url}/cluster").open(lab.spark)
     with EmbeddedS3() as s3:
@@ -278,7 +276,7 @@ def test_a_cluster_needs_a_shared_work_directory_and_with_one_is_exact_also_afte
 ) -> None:
     """The clock of one worker is a minute ahead of the driver's, that of the other one a minute behind."""
     spark = {**SPARK, "spark.master": cluster.url}
-    feed = crash.Feed(lab)
+    feed = Feed(lab)
     feed.more()
 
     # Each worker sees a different directory under the path of the work directory.

@@ -7,11 +7,7 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,145 +19,8 @@ from dagster_checkpoints.spark.job.job_execution import JobExecution
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.state import decode
 from dagster_checkpoints.storage import PipelineOwned
-from tests.spark.numbered_feed import numbered_rows
-from tests.spark.replayed_traces import check_replayed_traces
-
-ROOT = Path(__file__).parents[3]
-RUNNER = Path(__file__).with_name("crash_runner.py")
-DEADLINE = 240.0
-ROWS = "k string, ts timestamp, v long"
-HISTORY_FILES = 12
-LIVE_FILES = 3  # of each instance, before each run
-
-
-class Child:
-    """A run of the crashing pipeline in a separate process group."""
-
-    def __init__(self, folder: Path, run_id: str, **settings: Any) -> None:
-        self.run_id = run_id
-        self._events = folder / "events" / f"{run_id}.jsonl"
-        self._log = folder / f"{run_id}.log"
-        command = [sys.executable, str(RUNNER), str(folder), json.dumps({"run_id": run_id, **settings})]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
-        with self._log.open("w") as log:
-            self.process = subprocess.Popen(
-                command, env=environment, cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
-            )
-
-    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        lines = self._events.read_text().split("\n")[:-1] if self._events.exists() else []
-        found = [json.loads(line) for line in lines]
-        return [event for event in found if kind in (None, event["event"])]
-
-    def wait_for(self, kind: str, where: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
-        until = time.monotonic() + DEADLINE
-        while True:
-            over = self.process.poll() is not None
-            for event in self.events(kind):
-                if where(event):
-                    return event
-            assert not over, f"the run ended without the expected {kind}\n{self.story()}"
-            assert time.monotonic() < until, f"no such {kind}\n{self.story()}"
-            time.sleep(0.05)
-
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        until = time.monotonic() + DEADLINE
-        while not condition():
-            assert self.process.poll() is None and time.monotonic() < until, self.story()
-            time.sleep(0.05)
-
-    def kill(self, group: bool = True) -> None:
-        """SIGKILL, to the Python process alone or with the JVM."""
-        if group:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        else:
-            self.process.kill()
-        self.process.wait(30)
-
-    def end(self) -> dict[str, Any]:
-        """Wait until the process has ended by itself. Returns its event of the result."""
-        self.process.wait(DEADLINE)
-        return self.events("Ended")[-1] if self.events("Ended") else {"status": self.story()}
-
-    def story(self) -> str:
-        events = "\n".join(str(event)[:300] for event in self.events() if event["event"] != "Rows")
-        return f"{self.run_id}:\n{events}\nlog:\n{self._log.read_text()[-3000:]}"
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
-    """Starts runs in the test's folder; no run outlives its test. The traces of all runs are replayed."""
-    children: list[Child] = []
-
-    def begin(run_id: str, **settings: Any) -> Child:
-        children.append(Child(tmp_path, run_id, **settings))
-        return children[-1]
-
-    yield begin
-    for child in children:
-        try:
-            os.killpg(child.process.pid, signal.SIGCONT)
-            os.killpg(child.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-        child.process.wait(30)
-    check_replayed_traces(tmp_path, {child.run_id for child in children if child.events("JobStarted")})
-
-
-class Feed:
-    """The input of the crashing pipeline, and the result of a batch computation over it."""
-
-    def __init__(self, lab: Any, history_files: int = HISTORY_FILES) -> None:
-        self.lab = lab
-        self.live_rows = 0
-        self.history_rows = history_files * 30
-        self._minute = dict.fromkeys("abc", 0)
-        lab.put("names", "k string, name string", [("a", "Anna"), ("b", "Bob"), ("c", "Carl")])
-        for number in range(history_files):
-            minutes = range(number * 30, number * 30 + 30, 3)
-            lab.put("history", ROWS, [(k, lab.at(60 * m), m) for m in minutes for k in "abc"])
-        for instance in "abc":
-            lab.input(f"live-{instance}")
-
-    def more(self) -> None:
-        for instance in "abc":
-            for _ in range(LIVE_FILES):
-                begin = self._minute[instance]
-                rows = [(instance, self.lab.at(60 * m + 1), m) for m in range(begin, begin + 30, 3)]
-                self.lab.put(f"live-{instance}", ROWS, rows)
-                self._minute[instance] += 30
-                self.live_rows += len(rows)
-
-    def drain_when_consumed(self) -> None:
-        scratch = self.lab.folder / "drain-at.next"
-        scratch.write_text(json.dumps({"live": self.live_rows, "history": self.history_rows}))
-        scratch.rename(self.lab.folder / "drain-at.json")
-
-    def rows(self, numbered: bool = False) -> Any:
-        """Everything that was put, as one DataFrame; the rows of the live feeds numbered or not."""
-        rows = self.lab.table("history", ROWS)
-        for instance in "abc":
-            table = self.lab.table(f"live-{instance}", ROWS)
-            rows = rows.unionByName(numbered_rows(table) if numbered else table, allowMissingColumns=True)
-        return rows
-
-    def check(self, numbered: bool = False) -> None:
-        runner = _runner()
-        rows = self.rows(numbered)
-        named = runner.with_names(rows, self.lab.table("names", "k string, name string"))
-        self.lab.check(named, "named")
-        self.lab.check(runner.in_hours(named), "hours")
-
-
-def _runner() -> Any:
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("crash_runner_for_reference", RUNNER)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+from tests.spark.processes import crash_runner
+from tests.spark.processes.killed_runs import DEADLINE, LIVE_FILES, ROWS, Child, Feed
 
 
 def history_is_done(event: dict[str, Any]) -> bool:
@@ -274,7 +133,7 @@ def test_a_split_source_killed_while_it_is_partly_finished_and_started_with_othe
     child = start("last", splits="bdc")
     assert child.end()["status"] == "FINISHED", child.story()
     lab.check(lab.table("history", ROWS), "days")
-    lab.check(_runner().in_hours(lab.table("history", ROWS).withColumnRenamed("k", "name")), "hours")
+    lab.check(crash_runner.in_hours(lab.table("history", ROWS).withColumnRenamed("k", "name")), "hours")
     read = [line.split(" ") for line in reads.read_text().splitlines()]
     assert [(run, split) for run, split in read if split in finished.get(run, ())] == [], "finished splits are not read again"
     assert len(finished["last"]) >= len(finished["uploading"]) >= 7
@@ -314,7 +173,7 @@ def test_fused_sources_killed_before_and_after_the_backfill_has_finished_commit_
     child = start("last", fused=True)
     assert "history" in child.wait_for("JobStarted")["finished_stages"]
     assert child.end()["status"] == "FINISHED", child.story()
-    lab.check(_runner().in_hours(feed.rows().withColumnRenamed("k", "name")), "hours")
+    lab.check(crash_runner.in_hours(feed.rows().withColumnRenamed("k", "name")), "hours")
 
 
 def test_a_pipeline_killed_while_a_region_restarts_commits_every_row_once(lab: Any, start: Callable[..., Child]) -> None:
@@ -335,8 +194,7 @@ def test_a_pipeline_killed_while_a_region_restarts_commits_every_row_once(lab: A
     child.kill()
     assert not (lab.folder / "fault").exists()
 
-    runner = _runner()
-    job = lab.start(runner.regions_pipeline(lab.folder, str(lab.folder / "input")), lease_seconds=6.0)
+    job = lab.start(crash_runner.regions_pipeline(lab.folder, str(lab.folder / "input")), lease_seconds=6.0)
     assert job.wait_for(JobStarted).restored_checkpoint >= again["restored_checkpoint"]
     put = 3 * LIVE_FILES * 10
     job.wait_until(lambda: [job.execution.rows().get(stage) for stage in ("checked", "weather")] == [put, put])
@@ -345,8 +203,8 @@ def test_a_pipeline_killed_while_a_region_restarts_commits_every_row_once(lab: A
     rows = {name: lab.table(f"live-{name}", ROWS).withColumnRenamed("k", "name") for name in "ab"}
     lab.check(rows["a"], "checked")
     lab.check(rows["b"], "weather")
-    lab.check(runner.in_hours(rows["a"]), "hours")
-    lab.check(runner.in_hours(rows["b"]), "storms")
+    lab.check(crash_runner.in_hours(rows["a"]), "hours")
+    lab.check(crash_runner.in_hours(rows["b"]), "storms")
 
 
 def test_a_query_that_is_divided_between_two_kills_commits_every_row_once(lab: Any, start: Callable[..., Child]) -> None:
@@ -383,7 +241,7 @@ def test_a_query_that_is_divided_between_two_kills_commits_every_row_once(lab: A
             child.kill(group=False)
     assert child.end()["status"] == "FINISHED", child.story()
     rows = lab.table("live-a", ROWS).unionByName(lab.table("live-b", ROWS))
-    lab.check(_runner().in_hours(rows.withColumnRenamed("k", "name")), "hours")
+    lab.check(crash_runner.in_hours(rows.withColumnRenamed("k", "name")), "hours")
     before = 0
     for instance in "ab":  # the reader has the rows from the division to the last commit before it was taken away, each once
         read = sorted(v for name, v in lab.committed("seen") if name == instance)
@@ -417,7 +275,7 @@ def test_a_pipeline_killed_between_a_stops_savepoint_and_its_commit_continues_fr
 
     metadata = decode((lab.folder / "store/crashing" / savepoint / "_metadata").read_bytes(), savepoint)
     saved = {stage.name: stage.rows for stage in metadata.stages}
-    job = lab.start(_runner().pipeline(lab.folder, str(lab.folder / "input")), interval=3600.0, lease_seconds=6.0)
+    job = lab.start(crash_runner.pipeline(lab.folder, str(lab.folder / "input")), interval=3600.0, lease_seconds=6.0)
     assert job.wait_for(JobStarted).restored_location == savepoint
     job.wait_until(lambda: all(lab.count(name) == saved[name] for name in ("named", "hours")))
     assert {request.poll().reason for request in (asked, nobody_hears)} == {"NO_RUNNING_PIPELINE"}
@@ -435,7 +293,7 @@ def test_a_suspended_owner_is_replaced_and_can_do_nothing_when_it_continues(lab:
     first.wait_for("CheckpointDone")
 
     refused = JobExecution(
-        _runner().pipeline(lab.folder, str(lab.folder / "input")),
+        crash_runner.pipeline(lab.folder, str(lab.folder / "input")),
         storage=lab.storage("crashing"),
         options=JobOptions(CheckpointConfig(interval=1.0), NoRestart(), lab.folder / "work"),
         session=lambda: pytest.fail("Spark is started for a pipeline that is owned"),

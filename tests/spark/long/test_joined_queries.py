@@ -82,9 +82,9 @@ class Stages:
         return Pipeline("joined", [*sources, plain, fresh, tens, halves, *readers], chaining=chaining)
 
     def put(self, minutes: range) -> None:
-        """Add files of five minutes each, whose values overlap with those that were put before."""
-        for first in minutes[::5]:
-            span = range(first, min(first + 5, minutes.stop))
+        """Add files of half an hour each, whose values overlap with those that were put before."""
+        for first in minutes[::30]:
+            span = range(first, min(first + 30, minutes.stop))
             for name in ("live", "spare") if self.kind == "fused sources" else ("live",):
                 self.lab.put(name, ROWS, [("ab"[m % 2], self.lab.at(60 * m), m) for m in span])
 

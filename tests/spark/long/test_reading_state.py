@@ -18,7 +18,7 @@ from dagster_checkpoints.spark.stored_state import StageState, read_state
 from dagster_checkpoints.state import UnknownStage
 
 ROWS = "k string, ts timestamp, v long"
-STATE_PAGE = Path(__file__).parents[2] / "docs/state.md"
+STATE_PAGE = Path(__file__).parents[3] / "docs/state.md"
 
 
 class Counted(Stage):

@@ -13,7 +13,7 @@ from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, split_source, stage, unbounded_source
 
 ORDERS = "k string, ts timestamp, amount int"
-PAGE = Path(__file__).parents[2] / "docs/state.md"
+PAGE = Path(__file__).parents[3] / "docs/state.md"
 
 
 def page_of() -> dict[str, Any]:
