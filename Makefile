@@ -30,7 +30,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-all test-pure test-spark dev check bench simulate programs coverage mutate lock clean
+.PHONY: help setup run test test-all test-pure test-spark slow-files dev check bench simulate programs coverage mutate lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -48,6 +48,9 @@ test: $(STAMP) ## the tests, in four processes (WORKERS=0: in one; PYTEST_ARGS="
 
 test-all: $(STAMP) ## all tests, for a night: also kills, servers and long pipelines (TESTS="tests/spark/long tests/sinks/servers": a part)
 	@$(RUN_TESTS) $(or $(TESTS),tests)
+
+slow-files: # the files that make test leaves to make test-all
+	@printf '%s\n' $(SLOW_FILES)
 
 test-pure: $(STAMP) ## the tests that need no Spark, before each commit
 	@$(RUN_TESTS) $(PURE_FILES)

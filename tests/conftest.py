@@ -27,6 +27,17 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--third", type=int, choices=(0, 1, 2), help="run one test of three, beginning with this one")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    third = config.getoption("third")
+    if third is not None:
+        config.hook.pytest_deselected(items=[item for number, item in enumerate(items) if number % 3 != third])
+        items[:] = items[third::3]
+
+
 @pytest.fixture
 def chance() -> random.Random:
     """Random numbers: the same in each run of CI, others elsewhere. A test that fails prints their seed."""

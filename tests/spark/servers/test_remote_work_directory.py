@@ -18,14 +18,15 @@ from dagster_checkpoints.spark.job.events import CheckpointDone, JobRestarting, 
 from dagster_checkpoints.spark.session.java import find_java_home
 from dagster_checkpoints.spark.session.work_directory import RemoteDirectory, WorkDirectoryError
 from resources.embedded_s3 import EmbeddedS3
-from tests.spark.processes import test_crash_processes as crash
+from tests.spark.processes import conftest as processes
+from tests.spark.processes import crash_runner, killed_runs
 from tests.spark.servers import hdfs as servers
 from tests.spark.servers import jars
 
 DEADLINE = 150.0
 
 
-start = crash.start  # the fixture
+start = processes.start  # the fixture
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +108,9 @@ def test_a_pipeline_on_hdfs_is_exact_through_suspend_restart_and_drain(lab: Any,
 
     On the way back the windows get a second instance.
     """
-    feed = crash.Feed(lab)
+    feed = killed_runs.Feed(lab)
     feed.more()
-    pipeline = crash._runner().pipeline(lab.folder, str(lab.folder / "input"))
+    pipeline = crash_runner.pipeline(lab.folder, str(lab.folder / "input"))
     elsewhere = {"work_directory": RemoteDirectory(f"{hdfs.url}/work"), "scratch_directory": lab.folder / "scratch"}
 
     first = lab.start(pipeline, **elsewhere)
@@ -127,7 +128,7 @@ def test_a_pipeline_on_hdfs_is_exact_through_suspend_restart_and_drain(lab: Any,
     second.finished()
 
     feed.more()
-    wider = crash._runner().pipeline(lab.folder, str(lab.folder / "input"), hours_instances=2)
+    wider = crash_runner.pipeline(lab.folder, str(lab.folder / "input"), hours_instances=2)
     third = lab.start(wider, restart=FixedDelayRestart(2, 0.1), **elsewhere)
     third.wait_for(CheckpointDone)
     work = RemoteDirectory(f"{hdfs.url}/work/crashing").open(lab.spark)
@@ -195,7 +196,7 @@ def test_a_pipeline_on_s3a_is_exact_after_a_kill(lab: Any, start: Any) -> None:
     """
     java = f"{find_java_home()}/bin/java"
     needed = jars.fetched(jars.S3A, java)
-    feed = crash.Feed(lab, history_files=6)  # each micro-batch takes seconds here
+    feed = killed_runs.Feed(lab, history_files=6)  # each micro-batch takes seconds here
     feed.more()
     with EmbeddedS3() as s3, pytest.MonkeyPatch.context() as environment:
         for name, value in s3.environment.items():

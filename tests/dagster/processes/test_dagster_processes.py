@@ -20,7 +20,7 @@ from dagster_checkpoints.plugin.stage_assets import reports_end
 from dagster_checkpoints.state import decode
 from dagster_checkpoints.storage import CheckpointStorage, StorageError, open_store
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 LOCATION = Path(__file__).with_name("live_location.py")
 SECONDS = 180.0
 

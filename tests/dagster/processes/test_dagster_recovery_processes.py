@@ -23,7 +23,7 @@ from dagster_checkpoints.plugin.sensors.recovery import ATTEMPT, RECOVERS
 from dagster_checkpoints.plugin.stage_assets import REFUSED
 from dagster_checkpoints.storage import CheckpointStorage, PipelineState, open_store
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 LOCATION = Path(__file__).with_name("recovery_location.py")
 SECONDS = 180.0
 
