@@ -19,12 +19,26 @@ from pyspark.sql import functions as F
 
 from bench.stream_programs.arrivals import START, Arrival, Row
 from bench.stream_programs.jobs import job_rows
-from bench.stream_programs.program import COLUMNS, CONDITIONS, Filter, Input, Join, Program, Select, Several, Union, Windows
+from bench.stream_programs.program import (
+    COLUMNS,
+    CONDITIONS,
+    Filter,
+    Input,
+    Join,
+    Program,
+    Select,
+    Several,
+    Union,
+    Windows,
+    frame_of,
+)
 from bench.stream_programs.queries import Refused, batch_rows, query_rows, rows_of
 from bench.stream_programs.random_programs import Case, random_case
 from bench.stream_programs.search import run_case
-from dagster_checkpoints.pipeline import Stage, stage
+from dagster_checkpoints.pipeline import Stage, StageContext, stage
 from dagster_checkpoints.sinks import ParquetSink
+from dagster_checkpoints.spark.query.join_checks import check_null_keys
+from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -220,3 +234,32 @@ def test_random_programs_are_equal_to_their_batch_results(spark: Any, chance: An
         if compared == 4:
             return
     raise AssertionError(f"of 30 programs from seed {first}, Spark runs {compared}")
+
+
+@pytest.mark.parametrize(
+    ("join", "warned"),
+    [
+        (Join(A, B, "full", "key and times"), ["k IS NOT NULL AND ts IS NOT NULL"]),
+        (Join(A, B, "full", "key and times", "k IS NOT NULL AND rts IS NOT NULL"), []),
+        (Join(Filter(A, "k >= 0 AND ts IS NOT NULL"), B, "full", "key and times"), []),
+        (Join(A, B, "left", "key and times"), []),
+    ],
+)
+def test_keys_that_may_be_null_in_a_full_outer_join(spark: Any, tmp_path: Path, join: Join, warned: list[str]) -> None:
+    """Spark matches them with each other; with the condition that the warning names it does not."""
+
+    @stage(name="joined")
+    def joined(a: DataFrame, b: DataFrame) -> DataFrame:
+        return frame_of(join, {"a": a, "b": b})
+
+    empty = {side: spark.readStream.schema(COLUMNS).parquet(str(tmp_path)).withWatermark("ts", "1 minute") for side in "ab"}
+    context = StageContext(spark, "joined", "0", 0, 1, None, None)
+    call = StageCall(joined, context)
+    found = check_null_keys(call, transform_stage(call, empty), empty)
+    assert [text.partition("... AND ")[2].rstrip(".") for text in found] == warned
+    if warned:
+        return
+    nulls = [(None, START, 1), (1, START, 2)]
+    last = [(2, START + dt.timedelta(hours=3), 1)]
+    case = case_of(join, [Arrival({"a": nulls, "b": nulls}), Arrival({"a": last, "b": last})], "channels")
+    check(spark, case, tmp_path, query_rows(spark, case, tmp_path, "channels"))

@@ -104,6 +104,57 @@ def check_joins(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataF
     ]
 
 
+def check_null_keys(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataFrame]) -> list[str]:
+    """Find a stage's full outer joins of two streams whose keys may be null: Spark matches such rows with each other.
+
+    It compares the keys of rows in its state byte by byte; in front of other joins it drops the rows whose key is null, of one
+    side at least.
+
+    Args:
+        frame: The stage's result.
+        arguments: The stage's inputs; their joins belong to earlier stages of the chain.
+    """
+    found = _null_keys(frame)
+    if len(found) <= sum(len(_null_keys(given)) for given in arguments.values() if given.isStreaming):
+        return []
+    missing = " AND ".join(f"{key} IS NOT NULL" for key in found[0])
+    return [
+        f"Stage {call.stage.name!r} ({call.stage.location}): Spark's full outer join of two streams matches rows whose key is "
+        "null with each other, which a join of tables does not. If a key may be null, name that in the join's condition: "
+        f"... AND {missing}."
+    ]
+
+
+def _null_keys(frame: DataFrame) -> list[list[str]]:
+    """By full outer join of two streams, the keys of its left side that may be null on both sides."""
+    if not _joins(analyzed(frame)):
+        return []
+    jvm = frame.sparkSession._jvm
+    assert jvm is not None
+    keys_of = jvm.org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys
+    found = []
+    for join in _joins(_optimized(frame)):
+        keys = keys_of.unapply(join)
+        if str(join.joinType().sql()) != "FULL OUTER" or keys.isEmpty():
+            continue
+        condition = join.condition()
+        known = {str(part) for part in _conjuncts(condition.get())} if condition.isDefined() else set()
+        for side in (join.left(), join.right()):
+            known.update(str(part) for part in _items(side.constraints().toSeq()))
+        unknown = [
+            str(left.sql())
+            for left, right in zip(_items(keys.get()._2()), _items(keys.get()._3()), strict=True)
+            if left.nullable() and right.nullable() and not known & {f"isnotnull({left})", f"isnotnull({right})"}
+        ]
+        if unknown:
+            found.append(unknown)
+    return found
+
+
+def _items(sequence: Any) -> Iterator[Any]:
+    return (sequence.apply(index) for index in range(sequence.size()))
+
+
 def check_unmatched_rows(call: StageCall, frame: DataFrame, *, divisible: bool) -> None:
     """Check that each outer join of two streams emits its rows without a match.
 

@@ -35,7 +35,7 @@ from dagster_checkpoints.spark.query.fused_plans import (
     positions,
     watermark_nodes,
 )
-from dagster_checkpoints.spark.query.join_checks import check_join_keys, check_joins, check_unmatched_rows
+from dagster_checkpoints.spark.query.join_checks import check_join_keys, check_joins, check_null_keys, check_unmatched_rows
 from dagster_checkpoints.spark.query.operators import keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import ROWS_OF_NO_STREAM, StreamSet, analyzed, children, stream_name, streams
 from dagster_checkpoints.spark.query.row_counts import counted
@@ -114,6 +114,8 @@ def build_plan(
         streaming = frame.isStreaming
         if arguments:
             _check_streams(call, frame, arguments)
+            if streaming:
+                warnings += check_null_keys(call, frame, arguments)
             if streaming and not pipeline.is_bounded(call.stage.name):
                 warnings += check_joins(call, frame, arguments)
         elif streaming:
