@@ -520,6 +520,22 @@ class FragileJob:
         return counted.select(F.col("window.start").alias("start"), "k", "v", "n")
 
 
+CASES_SET = (
+    "spark.sql.shuffle.partitions",
+    "spark.sql.streaming.stateStore.providerClass",
+    "spark.sql.codegen.wholeStage",
+)
+
+
+@pytest.fixture
+def settings_of_the_session(spark: Any) -> Iterator[None]:
+    """A case changes settings of the session, which all tests share."""
+    before = {name: spark.conf.get(name) for name in CASES_SET}
+    yield
+    for name, value in before.items():
+        spark.conf.set(name, value)
+
+
 @pytest.fixture
 def fragile(lab: Lab) -> Callable[..., FragileJob]:
     """Starts a fragile job: its pipeline's name, and settings of CheckpointConfig."""
