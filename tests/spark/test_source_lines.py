@@ -29,16 +29,16 @@ SHOWN_BY = {
         "servers/test_kafka_source.py::test_a_topic_is_read_to_an_end",
     ),
     "`@split_source`": (
-        "test_split_sources.py::test_splits_are_read_once_through_a_failure_with_an_instance_that_has_finished",
+        "long/test_split_sources.py::test_splits_are_read_once_through_a_failure_with_an_instance_that_has_finished",
         "processes/test_killed_sources.py::test_a_killed_run_continues_with_the_next_split",
     ),
     "`read_sql_table`": ("processes/test_killed_sources.py::test_a_killed_run_continues_with_the_next_split",),
     "`read_delta_table`": (
-        "test_delta_source.py::test_rows_arrive_once_through_a_restore_and_rewrites",
-        "test_delta_source.py::test_what_has_changed_or_gone_is_refused_by_name",
+        "long/test_delta_source.py::test_rows_arrive_once_through_a_restore_and_rewrites",
+        "long/test_delta_source.py::test_what_has_changed_or_gone_is_refused_by_name",
         "processes/test_killed_sources.py::test_a_killed_run_continues_with_the_next_split",
     ),
-    "`read_iceberg_table`": ("test_iceberg_source.py::test_rows_of_a_sink_and_of_another_program_arrive_once",),
+    "`read_iceberg_table`": ("long/test_iceberg_source.py::test_rows_of_a_sink_and_of_another_program_arrive_once",),
     "a batch DataFrame": ("test_a_batch_dataframe_is_one_micro_batch",),
     "`socket`, queues (JMS, MQTT, RabbitMQ, SQS, Solace, NATS), Kafka's share groups (`kafka-share`), `cleanSource`": (
         "test_source_checks.py::test_a_source_that_acts_on_commit_is_refused_before_anything_starts",

@@ -24,7 +24,7 @@ from dagster_graphql import DagsterGraphQLClient
 from dagster_checkpoints.plugin.stage_assets import reports_end
 from dagster_checkpoints.storage import CheckpointStorage, PipelineState, open_store
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 LOCATION = Path(__file__).with_name("daemon_location.py")
 SECONDS = 240.0
 T = TypeVar("T")
