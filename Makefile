@@ -14,12 +14,12 @@ DEV_ARGS    ?=
 TESTS       ?=
 
 # The folder of a test is its tier. `make test` leaves these to `make test-all`: processes that are killed, clusters, daemons; real
-# servers; pipelines that run for a minute or more. Of the processes that are killed it takes a few.
+# servers; the pipelines and tables of cases that take most of the time on Spark. Of the processes that are killed it takes a few.
 SLOW_FILES  := $(sort $(foreach folder,processes servers long,$(wildcard tests/*/$(folder)/test_*.py)))
 QUICK_FILES := $(filter-out $(SLOW_FILES),$(sort $(wildcard tests/*/test_*.py tests/*/*/test_*.py)))
 # Of the kills at each point of the protocol, with each sink, `make test` takes these.
 KILLED      := $(foreach cell,upload-parquet-alone metadata-delta commit-sql,'tests/spark/processes/test_crash_matrix.py::test_a_kill[$(cell)]')
-# Tests without Spark and without processes: two minutes.
+# Tests that start no Spark.
 PURE_FILES  := tests/pipeline tests/coordination tests/execution tests/state tests/storage tests/sources tests/spark/pure
 
 # The versions of Spark that tests run under: that of requirements.lock, in .venv, and those of requirements-spark-*.lock, each in an

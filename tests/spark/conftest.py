@@ -520,7 +520,7 @@ class FragileJob:
         return counted.select(F.col("window.start").alias("start"), "k", "v", "n")
 
 
-CASES_SET = (
+SETTINGS_OF_CASES = (
     "spark.sql.shuffle.partitions",
     "spark.sql.streaming.stateStore.providerClass",
     "spark.sql.codegen.wholeStage",
@@ -530,7 +530,7 @@ CASES_SET = (
 @pytest.fixture
 def settings_of_the_session(spark: Any) -> Iterator[None]:
     """A case changes settings of the session, which all tests share."""
-    before = {name: spark.conf.get(name) for name in CASES_SET}
+    before = {name: spark.conf.get(name) for name in SETTINGS_OF_CASES}
     yield
     for name, value in before.items():
         spark.conf.set(name, value)

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.spark.errors import PlanRefusedError
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
-from dagster_checkpoints.spark.query.plan_nodes import analyzed, children, nodes
+from dagster_checkpoints.spark.query.plan_nodes import analyzed, children, items, nodes
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 
 # Watermarks that are far from each other: a bound of the event time moves with the watermark, by as much.
@@ -127,7 +127,7 @@ def check_null_keys(call: StageCall, frame: DataFrame, arguments: Mapping[str, D
 
 def _null_keys(frame: DataFrame) -> list[list[str]]:
     """By full outer join of two streams, the keys of its left side that may be null on both sides."""
-    if not _joins(analyzed(frame)):
+    if not any(_is_full_outer(join) for join in _joins(analyzed(frame))):  # the optimizer makes none
         return []
     jvm = frame.sparkSession._jvm
     assert jvm is not None
@@ -135,15 +135,15 @@ def _null_keys(frame: DataFrame) -> list[list[str]]:
     found = []
     for join in _joins(_optimized(frame)):
         keys = keys_of.unapply(join)
-        if str(join.joinType().sql()) != "FULL OUTER" or keys.isEmpty():
+        if not _is_full_outer(join) or keys.isEmpty():
             continue
         condition = join.condition()
         known = {str(part) for part in _conjuncts(condition.get())} if condition.isDefined() else set()
         for side in (join.left(), join.right()):
-            known.update(str(part) for part in _items(side.constraints().toSeq()))
+            known.update(str(part) for part in items(side.constraints().toSeq()))
         unknown = [
             str(left.sql())
-            for left, right in zip(_items(keys.get()._2()), _items(keys.get()._3()), strict=True)
+            for left, right in zip(items(keys.get()._2()), items(keys.get()._3()), strict=True)
             if left.nullable() and right.nullable() and not known & {f"isnotnull({left})", f"isnotnull({right})"}
         ]
         if unknown:
@@ -151,8 +151,8 @@ def _null_keys(frame: DataFrame) -> list[list[str]]:
     return found
 
 
-def _items(sequence: Any) -> Iterator[Any]:
-    return (sequence.apply(index) for index in range(sequence.size()))
+def _is_full_outer(join: Any) -> bool:
+    return str(join.joinType().sql()) == "FULL OUTER"
 
 
 def check_unmatched_rows(call: StageCall, frame: DataFrame, *, divisible: bool) -> None:
@@ -258,5 +258,4 @@ def _joins(plan: Any) -> list[Any]:
 
 
 def _has_watermark(plan: Any) -> bool:
-    output = plan.output()
-    return any(output.apply(index).metadata().contains("spark.watermarkDelayMs") for index in range(output.size()))
+    return any(column.metadata().contains("spark.watermarkDelayMs") for column in items(plan.output()))

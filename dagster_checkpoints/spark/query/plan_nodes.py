@@ -18,7 +18,11 @@ ROWS_OF_NO_STREAM = "LogicalRDD"
 
 def children(plan: Any) -> Iterator[Any]:
     """A node's children, from left to right."""
-    sequence = plan.children()
+    return items(plan.children())
+
+
+def items(sequence: Any) -> Iterator[Any]:
+    """The items of a sequence of Scala's."""
     for index in range(sequence.size()):
         yield sequence.apply(index)
 

@@ -15,7 +15,7 @@ from pyspark.sql.types import DataType
 from dagster_checkpoints.spark.errors import StatePartitionsError
 from dagster_checkpoints.spark.query.column_origins import column_origins, traced
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
-from dagster_checkpoints.spark.query.plan_nodes import analyzed, children, nodes
+from dagster_checkpoints.spark.query.plan_nodes import analyzed, children, items, nodes
 from dagster_checkpoints.spark.query.plan_text import Node, parse
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.stage_calls import StageCall
@@ -158,7 +158,7 @@ def _join_keys(plan: QueryPlan) -> Iterator[list[tuple[str, str]]]:
 
 
 def _expressions(sequence: Any) -> Sequence[Node]:
-    return [parse(sequence.apply(index).toJSON()) for index in range(sequence.size())]
+    return [parse(each.toJSON()) for each in items(sequence)]
 
 
 def _column(expression: Node, plan: Node) -> str:

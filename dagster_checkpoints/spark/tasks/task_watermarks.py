@@ -110,8 +110,8 @@ class TaskWatermarks:
             self.late_rows.add(stateful_stages, dropped, self._query.log.planned(batch_id - 1).watermark_ms)
 
     def _warn_of_held_rows(self, executed: Any, stateful_stages: Sequence[str]) -> None:
-        held = self._operators.held_at_the_end(executed)
-        if self._warned_of_held_rows or not any(held):
+        held = () if self._warned_of_held_rows else self._operators.held_at_the_end(executed)
+        if not any(held):
             return
         self._warned_of_held_rows = True
         known = len(stateful_stages) == len(held)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,13 @@ class Child:
         return f"{self.run_id}:\n{events}\nlog:\n{self._log.read_text()[-3000:]}"
 
 
+def drain_when_consumed(folder: Path, rows: Mapping[str, int]) -> None:
+    """Let a run, or the next one, drain when it has read these numbers of rows from its sources."""
+    scratch = folder / "drain-at.next"
+    scratch.write_text(json.dumps(rows))
+    scratch.rename(folder / "drain-at.json")
+
+
 class Feed:
     """The input of the crashing pipeline, and the result of a batch computation over it."""
 
@@ -102,9 +109,7 @@ class Feed:
                 self.live_rows += len(rows)
 
     def drain_when_consumed(self) -> None:
-        scratch = self.lab.folder / "drain-at.next"
-        scratch.write_text(json.dumps({"live": self.live_rows, "history": self.history_rows}))
-        scratch.rename(self.lab.folder / "drain-at.json")
+        drain_when_consumed(self.lab.folder, {"live": self.live_rows, "history": self.history_rows})
 
     def rows(self, numbered: bool = False) -> Any:
         """Everything that was put, as one DataFrame; the rows of the live feeds numbered or not."""

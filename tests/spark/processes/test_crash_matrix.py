@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
 from tests.spark.processes import crash_runner
-from tests.spark.processes.killed_runs import ROWS, Child
+from tests.spark.processes.killed_runs import ROWS, Child, drain_when_consumed
 
 POINTS: dict[str, dict[str, Any]] = {
     "upload": {"hold": "upload", "hold_at": 3},
@@ -67,21 +67,15 @@ def test_a_kill(lab: Any, start: Callable[..., Child], cell: str) -> None:
             lab.put("live-a", ROWS, [("ab"[m % 2], lab.at(60 * m), m) for m in range(put, put + 45)])
             put += 45
 
-    def drain() -> None:
-        scratch = lab.folder / "drain-at.next"
-        scratch.write_text(f'{{"live": {put}}}')
-        scratch.rename(lab.folder / "drain-at.json")
-
     more(4)
     settings = POINTS[point]
     if settings.get("hold_draining"):
-        drain()
+        drain_when_consumed(lab.folder, {"live": put})
     child = start("killed", sink=sink, interval=0.5, **settings)
     child.wait_for("Holding")
     child.kill(group=not alone)
 
     more(2)
-    drain()
     last = lab.start(crash_runner.sink_pipeline(lab.folder, str(lab.folder / "input"), sink), interval=0.5, lease_seconds=6.0)
     last.wait_until(lambda: last.execution.rows().get("live") == put)
     last.drain()
