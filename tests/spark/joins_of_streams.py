@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.stream_programs.arrivals import START, Arrival, Row
-from bench.stream_programs.program import Filter, Input, Join, Program, Select, Union, Windows
+from bench.stream_programs.program import Filter, Input, Join, Program, Select, Union, Windows, operators
 from bench.stream_programs.queries import batch_rows
 from bench.stream_programs.random_programs import Case
 
@@ -36,8 +36,20 @@ JOINS: dict[str, Program] = {
     "semi join of a union": Join(Union(A, B), B, "left_semi", "key and later"),
     **{f"chained, {how}": Join(OF_A, OF_B, how, "key and times") for how in ("inner", "left", "full", "left_semi")},
 }
-ONCE = {name: join for name, join in JOINS.items() if isinstance(join, Join) and "three" not in name and "self" not in name}
+
+
+def _inputs(program: Program) -> list[str]:
+    return sorted(of.name for of in operators(program) if isinstance(of, Input))
+
+
+def _is_by_key(of: Program) -> bool:
+    return of.on.startswith("key") if isinstance(of, Join) else not isinstance(of, Windows) or of.by_key
+
+
+ONCE = {name: join for name, join in JOINS.items() if _inputs(join) == ["a", "b"]}
 """The joins that read each input once, so that sources can be fused."""
+BY_KEY = {name: join for name, join in JOINS.items() if all(map(_is_by_key, operators(join)))}
+"""The joins whose state belongs to the key, so that several instances may each have a part of the keys."""
 
 
 def rows(first: int, count: int, step: int = 1) -> list[Row]:

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles, segment_of
 from dagster_checkpoints.spark.files.work_path import WorkPath, entries_of, rows_of, url
+from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.state import SegmentShare
 
 if TYPE_CHECKING:
@@ -120,8 +121,7 @@ def _execute(batch: DataFrame, writer: DataFrameWriter, folder: WorkPath) -> int
     Each writing task sends its count with its result, so the sum costs nothing and is known when the command has returned; an
     observation would be evaluated for every row, and a listener may be called late.
     """
-    jvm = batch.sparkSession._jvm
-    assert jvm is not None
+    jvm = jvm_of(batch.sparkSession)
     command = writer._jwrite.saveCommand(jvm.scala.Option.apply(url(folder)))
     state = batch._jdf.sparkSession().sessionState()
     execution = state.executePlan(command, getattr(state, "executePlan$default$2")())

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.storage import ObjectStore
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class HadoopFileSystem:
     """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
-        jvm: Any = spark._jvm
+        jvm = jvm_of(spark)
         self.root = root
         self.bucket: ObjectStore | None = None
         self.configuration: Any = spark._jsparkSession.sessionState().newHadoopConf()

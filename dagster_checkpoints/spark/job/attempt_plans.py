@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import DataType, StructField, StructType
 
-from dagster_checkpoints.pipeline import Chain, FunctionStage, Pipeline, Stage, StageKind, TaskId, fused_in
+from dagster_checkpoints.pipeline import Chain, EdgePattern, FunctionStage, Pipeline, Stage, StageKind, TaskId, fused_in
 from dagster_checkpoints.spark.channels.channel_wiring import Wiring
 from dagster_checkpoints.spark.errors import RestoredSchemaError
 from dagster_checkpoints.spark.files.work_path import WorkPath
@@ -26,7 +26,13 @@ from dagster_checkpoints.spark.query.joined_plans import QueriesStayApart, diffe
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, describe, in_one, keeps_state, reads_watermarks
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.restored_plans import check_restored_plan, recorded_sources, with_ended_sources
-from dagster_checkpoints.spark.query.routed_keys import RoutedKey, check_key_of_state, name_in_joins, operators_without
+from dagster_checkpoints.spark.query.routed_keys import (
+    RoutedKey,
+    check_key_of_state,
+    name_in_joins,
+    operators_apart,
+    operators_without,
+)
 from dagster_checkpoints.spark.query.routed_types import check_key_types, check_recorded_types
 from dagster_checkpoints.spark.query.stage_calls import open_stage
 from dagster_checkpoints.spark.query.stage_inputs import (
@@ -111,6 +117,8 @@ class AttemptPlans:
         stand_ins = self._stand_ins(chain, index) if fused else None
         plan = self._analyse(chain, index, inputs) if has_static else self.build(instances, inputs, {}, stand_ins)
         self._check_state_partitions(chain, instances, plan)
+        if index == 0 and len(chain.instances) > 1 and inputs:
+            self._warn_of_state_apart(chain, plan)
         self._record_schema(chain, index, plan.schema)
         self.schemas.update({name: without_event_time(frame.schema) for name, frame in plan.outputs.items() if name in fused})
         described = with_ended_sources(describe(plan), self._snapshot(chain, index))
@@ -158,10 +166,7 @@ class AttemptPlans:
         plan = plans.build_plan(self._pipeline, calls, frames, stand_ins, self._own_watermarks)
         if plan.own_watermark:
             self._own_watermarks.add(calls[-1].stage.name)
-        for text in plan.warnings:
-            if text not in self._warned:
-                self._warned.add(text)
-                self._log.warning("%s", text)
+        self._warn(plan.warnings)
         functions = all(isinstance(i.stage, FunctionStage) for i in instances)  # functions may be called twice
         # A query that is restored keeps its sources. One without them may be a part of a query that was divided.
         without_watermarks = not reads_watermarks(known) and not keeps_state(plan) if known else plans.keeps_no_state(plan)
@@ -169,6 +174,39 @@ class AttemptPlans:
             frames = {i.name: self._frame(i, tables, None) for i in inputs}
             return replace(plans.build_plan(self._pipeline, calls, frames, None, self._own_watermarks), takes_watermark=False)
         return plan
+
+    def _warn(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            if text not in self._warned:
+                self._warned.add(text)
+                self._log.warning("%s", text)
+
+    def _warn_of_state_apart(self, chain: Chain, plan: plans.QueryPlan) -> None:
+        """Warn of state of a chain with several instances that does not belong to the columns by which rows are routed."""
+        keys = self._routed_by(chain.stages[0])
+        routed = f"its rows are routed by {', '.join(map(repr, keys))}" if keys else "no column routes its rows"
+        for stage, kind in operators_apart(plan, keys):
+            declared = self._pipeline.stage(stage or chain.stages[0])
+            text = (
+                f"Stage {declared.name!r} ({declared.location}) has {len(chain.instances)} instances, and {routed}, which is not "
+                f"in the key of its {kind}: rows that belong together may be in different instances, each of which has a result "
+                "of its own. Route by a column of that key, with StageInput(key=...) at the stage or at a stage in front of it, "
+                "or give the stage one instance."
+            )
+            self._warn([text])
+
+    def _routed_by(self, name: str) -> list[str]:
+        """The columns by which the rows of a stage's streams are routed to its instances, also on the way to it."""
+        stage = self._pipeline.stage(name)
+        found: dict[str, None] = {}
+        for edge in self._pipeline.edges:
+            if edge.target != name or edge.input.mode == "static":
+                continue
+            if edge.input.key is not None:
+                found[edge.input.key] = None
+            elif edge.pattern is EdgePattern.POINTWISE and self._pipeline.stage(edge.source).parallelism == stage.parallelism:
+                found.update(dict.fromkeys(self._routed_by(edge.source)))
+        return list(found)
 
     def _whole(self, chain: Chain, index: int) -> PlanDescription | None:
         """The plan of the recorded chain of which a chain is a part, as the one query that it was; None if it is no part."""

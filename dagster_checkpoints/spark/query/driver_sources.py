@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.file_index import exact_index
 
 if TYPE_CHECKING:
@@ -84,12 +85,17 @@ class DriverSources:
         self.spark = spark
         self.gateway: Any = spark.sparkContext._gateway
         ensure_callback_server_started(self.gateway)
-        jvm: Any = spark._jvm
+        jvm = jvm_of(spark)
         self.jvm = jvm
         self.sql = jvm.org.apache.spark.sql
         self._segments = spark._jsparkSession.newSession()
         self._segments.conf().set(_LISTING_IN_A_JOB, str(2**31 - 1))  # the driver lists the files of a batch by itself
         self._scan_fields: tuple[str, ...] = ()
+        # Spark asks for these many times in each micro-batch; each name that is looked up in the JVM is a message of its own.
+        self.capabilities = jvm.java.util.Collections.singleton(self.sql.connector.catalog.TableCapability.MICRO_BATCH_READ)
+        self.columnar_support = self.sql.connector.read.Scan.ColumnarSupportMode.PARTITION_DEFINED
+        self.no_metrics = self.array(f"{CONNECTOR}.metric.CustomMetric")
+        self.no_task_metrics = self.array(f"{CONNECTOR}.metric.CustomTaskMetric")
         self._relation = spark.readStream.format("rate").load()._jdf.queryExecution().analyzed()
 
     def stream(self, name: str, options: Mapping[str, str], schema: Any, make: Callable[[], Any]) -> DataFrame:
@@ -198,6 +204,7 @@ class _Table(JavaObject):
         self.sources = sources
         self._name = name
         self._schema = schema
+        self._properties = sources.jvm.java.util.Collections.singletonMap("provider", name)
         self.make = make
 
     def name(self) -> str:
@@ -207,7 +214,7 @@ class _Table(JavaObject):
         return self._name
 
     def properties(self) -> Any:
-        return self.sources.jvm.java.util.Collections.singletonMap("provider", self._name)
+        return self._properties
 
     def schema(self) -> Any:
         return self._schema
@@ -216,8 +223,7 @@ class _Table(JavaObject):
         return self.sources.sql.connector.catalog.CatalogV2Util.structTypeToV2Columns(self._schema)
 
     def capabilities(self) -> Any:
-        jvm = self.sources.jvm
-        return jvm.java.util.Collections.singleton(self.sources.sql.connector.catalog.TableCapability.MICRO_BATCH_READ)
+        return self.sources.capabilities
 
     def newScanBuilder(self, options: Any) -> _ScanBuilder:
         return _ScanBuilder(self)
@@ -249,12 +255,12 @@ class _Scan(JavaObject):
         return self._table.make()
 
     def columnarSupportMode(self) -> Any:
-        return self._table.sources.sql.connector.read.Scan.ColumnarSupportMode.PARTITION_DEFINED
+        return self._table.sources.columnar_support
 
     def supportedCustomMetrics(self) -> Any:
-        return self._table.sources.array(f"{CONNECTOR}.metric.CustomMetric")
+        return self._table.sources.no_metrics
 
     def reportDriverMetrics(self) -> Any:
-        return self._table.sources.array(f"{CONNECTOR}.metric.CustomTaskMetric")
+        return self._table.sources.no_task_metrics
 
     Java = interfaces("read.Scan")

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from dagster_checkpoints.pipeline import Pipeline, watermark_reach
 from dagster_checkpoints.spark.errors import EventTimeHeldBackError
 from dagster_checkpoints.spark.query.operators import keeping_state
-from dagster_checkpoints.spark.query.plan_nodes import analyzed, children, nodes
+from dagster_checkpoints.spark.query.plan_nodes import analyzed_nodes, stream_joins
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 
 _OUTER = frozenset({"leftouter", "rightouter", "fullouter"})
@@ -40,10 +40,10 @@ def check_event_time_moves(
     reach = watermark_reach(pipeline, call.stage.name, own)
     if not reach.is_held_back or call.stage.output_mode == "complete":
         return []
-    streams = [analyzed(given) for given in arguments.values() if given.isStreaming]
-    if keeping_state(analyzed(frame)) <= sum(keeping_state(plan) for plan in streams):
+    streams = [given for given in arguments.values() if given.isStreaming]
+    if keeping_state(frame) <= sum(map(keeping_state, streams)):
         return []
-    waits = call.stage.output_mode == "append" and _waiting(analyzed(frame)) > sum(_waiting(plan) for plan in streams)
+    waits = call.stage.output_mode == "append" and _waiting(frame) > sum(map(_waiting, streams))
     endless = [name for name in reach.without if not pipeline.is_bounded(name)]
     where = {name: f"{name!r} ({pipeline.stage(name).location})" for name in (*reach.declaring, *reach.without)}
     having, lacking = (", ".join(where[name] for name in names) for names in (reach.declaring, endless or reach.without))
@@ -64,15 +64,11 @@ def check_event_time_moves(
     return [f"Stage {call.stage.name!r} ({call.stage.location}): {text}: {what} {until}. {remedy}"]
 
 
-def _waiting(plan: Any) -> int:
-    """The number of operators of an analyzed plan that emit rows only when event time advances."""
-    return sum(
-        node.nodeName() == "Aggregate" or (node.nodeName() == "Join" and _is_outer_join_of_streams(node))
-        for node in nodes(plan)
-        if node.isStreaming()
-    )
+def _waiting(frame: DataFrame) -> int:
+    """The number of operators of a DataFrame's analyzed plan that emit rows only when event time advances."""
+    aggregates = sum(each.name == "Aggregate" and bool(each.of.isStreaming()) for each in analyzed_nodes(frame))
+    return aggregates + sum(map(_is_outer, stream_joins(frame)))
 
 
-def _is_outer_join_of_streams(join: Any) -> bool:
-    kind = str(join.joinType().sql()).lower().replace(" ", "")
-    return kind in _OUTER and all(child.isStreaming() for child in children(join))
+def _is_outer(join: Any) -> bool:
+    return str(join.joinType().sql()).lower().replace(" ", "") in _OUTER

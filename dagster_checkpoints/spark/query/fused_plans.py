@@ -17,7 +17,7 @@ from dagster_checkpoints.spark.query.channel_sources import ChannelSources
 from dagster_checkpoints.spark.query.column_origins import BOUNDARY
 from dagster_checkpoints.spark.query.opaque_inputs import opaque
 from dagster_checkpoints.spark.query.operators import keeping_state
-from dagster_checkpoints.spark.query.plan_nodes import StreamSet, analyzed, nodes, streams
+from dagster_checkpoints.spark.query.plan_nodes import StreamSet, analyzed_nodes, once, streams
 from dagster_checkpoints.spark.query.source_checks import source_kind
 
 HELD_BY_SPARK = frozenset({"files", "kafka", "delta", "iceberg", "rate-micro-batch"})
@@ -112,7 +112,7 @@ def check_fused(
         leaves = streams(frame)
         if len(leaves) != 1:
             raise RefusedAtStage(reader, f"the source {name!r} consists of {len(leaves)} streams")
-        if keeping_state(analyzed(frame)):
+        if keeping_state(frame):
             raise RefusedAtStage(reader, f"the source {name!r} keeps state")
         if unbounded and not found[name].can_be_held:
             kind = source_kind(frame, leaves[0])
@@ -121,8 +121,9 @@ def check_fused(
         raise RefusedAtStage(reader, f"{reader!r} reads {count} streams of {len(fused)} sources: it uses a source twice")
 
 
+@once
 def watermark_nodes(frame: DataFrame) -> list[str]:
     """The ids of the watermark nodes of a streaming plan."""
     if not frame.isStreaming:
         return []
-    return [str(node.nodeId().toString()) for node in nodes(analyzed(frame)) if node.nodeName() == "EventTimeWatermark"]
+    return [str(each.of.nodeId().toString()) for each in analyzed_nodes(frame) if each.name == "EventTimeWatermark"]

@@ -22,8 +22,9 @@ from pyspark.sql import DataFrame
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.spark.errors import PlanRefusedError
+from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
-from dagster_checkpoints.spark.query.plan_nodes import analyzed, children, items, nodes
+from dagster_checkpoints.spark.query.plan_nodes import is_stream_join, items, nodes, once, optimized, stream_joins
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 
 # Watermarks that are far from each other: a bound of the event time moves with the watermark, by as much.
@@ -65,12 +66,11 @@ def check_join_keys(call: StageCall, frame: DataFrame) -> None:
     Raises:
         PlanRefusedError: A join has none.
     """
-    if not _joins(analyzed(frame)):
+    if not stream_joins(frame):
         return
-    jvm = frame.sparkSession._jvm
-    assert jvm is not None
+    jvm = jvm_of(frame.sparkSession)
     keys = jvm.org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys
-    for join in _joins(_optimized(frame)):
+    for join in _joins(optimized(frame)):
         if keys.unapply(join).isEmpty():
             condition = join.condition()
             raise PlanRefusedError(
@@ -90,7 +90,7 @@ def check_joins(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataF
         frame: The stage's result.
         arguments: The stage's inputs; their joins belong to earlier stages of the chain.
     """
-    if not _joins(analyzed(frame)):
+    if not stream_joins(frame):
         return []
     kept = _kept_sides(frame)
     if not kept or len(kept) <= sum(len(_kept_sides(given)) for given in arguments.values() if given.isStreaming):
@@ -127,13 +127,12 @@ def check_null_keys(call: StageCall, frame: DataFrame, arguments: Mapping[str, D
 
 def _null_keys(frame: DataFrame) -> list[list[str]]:
     """By full outer join of two streams, the keys of its left side that may be null on both sides."""
-    if not any(_is_full_outer(join) for join in _joins(analyzed(frame))):  # the optimizer makes none
+    if not any(_is_full_outer(join) for join in stream_joins(frame)):  # the optimizer makes none
         return []
-    jvm = frame.sparkSession._jvm
-    assert jvm is not None
+    jvm = jvm_of(frame.sparkSession)
     keys_of = jvm.org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys
     found = []
-    for join in _joins(_optimized(frame)):
+    for join in _joins(optimized(frame)):
         keys = keys_of.unapply(join)
         if not _is_full_outer(join) or keys.isEmpty():
             continue
@@ -204,15 +203,15 @@ def _why_never(kept: _KeptSide) -> str:
     )
 
 
+@once
 def _kept_sides(frame: DataFrame) -> list[_KeptSide]:
     """The sides of the plan's stream-stream joins whose rows are never dropped."""
-    if not _joins(analyzed(frame)):
+    if not stream_joins(frame):
         return []
-    jvm = frame.sparkSession._jvm
-    assert jvm is not None
+    jvm = jvm_of(frame.sparkSession)
     helper = jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
     kept = []
-    for join in _joins(_optimized(frame)):
+    for join in _joins(optimized(frame)):
         if helper.isWatermarkInJoinKeys(join):
             continue
         left, right = join.left(), join.right()
@@ -249,12 +248,9 @@ def _conjuncts(condition: Any) -> Iterator[Any]:
         yield condition
 
 
-def _optimized(frame: DataFrame) -> Any:
-    return frame.sparkSession._jsparkSession.sessionState().optimizer().execute(analyzed(frame))
-
-
 def _joins(plan: Any) -> list[Any]:
-    return [node for node in nodes(plan) if node.nodeName() == "Join" and all(child.isStreaming() for child in children(node))]
+    """The joins of two streams in an optimized plan."""
+    return [node for node in nodes(plan) if is_stream_join(node)]
 
 
 def _has_watermark(plan: Any) -> bool:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
-from dagster_checkpoints.spark.query.plan_nodes import children
+from dagster_checkpoints.spark.query.plan_nodes import analyzed_nodes, children, stream_joins
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _STATE_WRITER = "StateStoreWriter"
 _LATE_ROWS = "numRowsDroppedByWatermark"
@@ -34,6 +37,9 @@ _WITH_STATE = frozenset(
         "TransformWithStateInPySpark",
     }
 )
+
+_WRITES_STATE: dict[str, bool] = {}
+"""By the class of a physical operator, whether it writes state: itself, or a base class or trait (transformWithState)."""
 
 
 @dataclass(frozen=True)
@@ -125,14 +131,10 @@ def _stateful_nodes(plan: Any) -> Iterator[tuple[_Operator, Any]]:
             yield _Operator(number, name, name != _SESSION_READER, metrics.contains(_REGISTERED_TIMERS)), node
 
 
-def keeping_state(plan: Any) -> int:
-    """The number of operators of an analyzed streaming plan (a JVM object) that keep state, judged by their names."""
-    if not plan.isStreaming():
-        return 0
-    below = list(children(plan))
-    name = plan.nodeName()
-    own = name in _WITH_STATE or (name == "Join" and all(child.isStreaming() for child in below))
-    return own + sum(keeping_state(child) for child in below)
+def keeping_state(frame: DataFrame) -> int:
+    """The number of operators of a DataFrame's analyzed plan that keep state, judged by their names."""
+    named = [each for each in analyzed_nodes(frame) if each.name in _WITH_STATE]
+    return sum(bool(each.of.isStreaming()) for each in named) + len(stream_joins(frame))
 
 
 def output_watermark(plan: Any, batch_watermark_ms: int) -> int:
@@ -155,11 +157,19 @@ def output_watermark(plan: Any, batch_watermark_ms: int) -> int:
 
 
 def _is_stateful(node: Any) -> bool:
-    # A base class or a base trait may extend StateStoreWriter (transformWithState, applyInPandasWithState).
-    kinds = [node.getClass()]
+    kind = node.getClass()
+    name = str(kind.getName())
+    if name not in _WRITES_STATE:
+        _WRITES_STATE[name] = _extends(kind, _STATE_WRITER)
+    return _WRITES_STATE[name]
+
+
+def _extends(kind: Any, wanted: str) -> bool:
+    """Whether a Java class, or one of its base classes or interfaces, has this simple name."""
+    kinds = [kind]
     while kinds:
         kind = kinds.pop()
-        if kind.getSimpleName() == _STATE_WRITER:
+        if kind.getSimpleName() == wanted:
             return True
         kinds += [*kind.getInterfaces(), *filter(None, [kind.getSuperclass()])]
     return False

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from dagster_checkpoints.spark.query.channel_sources import ENDED, INPUT_OPTION, RECORDS, WATERMARKS
 from dagster_checkpoints.spark.query.column_origins import column_origins, traced
 from dagster_checkpoints.spark.query.optimized_state import aggregate_functions, kept_in_state
-from dagster_checkpoints.spark.query.plan_nodes import analyzed, nodes
+from dagster_checkpoints.spark.query.plan_nodes import analyzed, analyzed_nodes, once
 from dagster_checkpoints.spark.query.plan_text import Node, as_written, type_text
 from dagster_checkpoints.spark.query.planned_query import query_execution
 from dagster_checkpoints.spark.query.planned_state import WATERMARK_SOURCE, planned_operators
@@ -67,7 +67,7 @@ def describe(plan: QueryPlan) -> PlanDescription:
     stages = list(plan.outputs)
     if not plan.streaming:
         return PlanDescription(dict.fromkeys(stages, ()), (), dict.fromkeys(stages, ()))
-    sources = tuple(_source(node) for node in nodes(analyzed(plan.frame)) if node.nodeName() in _SOURCES)
+    sources = tuple(_source(each.of) for each in analyzed_nodes(plan.frame) if each.name in _SOURCES)
     if not _operators(plan.frame):
         return PlanDescription(dict.fromkeys(stages, ()), sources, dict.fromkeys(stages, ()))
     operators: dict[str, tuple[str, ...]] = {}
@@ -226,12 +226,13 @@ def _options(options: Any) -> dict[str, str]:
 # Stateful operators
 
 
+@once
 def _operators(frame: DataFrame) -> list[str]:
     """The stateful operators of a streaming plan, as text, from the input to the output."""
     wanted = stateful_nodes(frame)
     if not wanted:
         return []
-    objects = list(nodes(analyzed(frame)))  # in the order of the JSON
+    objects = [each.of for each in analyzed_nodes(frame)]  # in the order of the JSON
     encoded = ENCODED_AS_AVRO if str(frame.sparkSession.conf.get(_ENCODING)).lower() == "avro" else ""
     return [
         _operator(node, objects) + (encoded if node.kind == PROCESSOR else "") + _watermarks(node, objects) for node in wanted

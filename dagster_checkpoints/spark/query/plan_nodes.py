@@ -5,15 +5,50 @@ Must not know stages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from pyspark.sql import DataFrame
+
+from dagster_checkpoints.spark.jvm import jvm_of
+
+_T = TypeVar("_T")
 
 V1_STREAM = "StreamingRelation"
 V2_STREAM = "StreamingRelationV2"
 ROWS_OF_NO_STREAM = "LogicalRDD"
 """The plan node of the branch without rows (`opaque_inputs`): a leaf that is streaming, but no stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanNode:
+    """A node of a plan.
+
+    Attributes:
+        of: The node, a JVM object.
+        name: Its name.
+        leaf: Whether it has no children.
+    """
+
+    of: Any
+    name: str
+    leaf: bool
+
+
+def once(function: Callable[[DataFrame], _T]) -> Callable[[DataFrame], _T]:
+    """Keep what a function finds in a DataFrame, whose plan does not change: each step in a plan is a message to the JVM."""
+    known: WeakKeyDictionary[DataFrame, _T] = WeakKeyDictionary()
+
+    @functools.wraps(function)
+    def call(frame: DataFrame) -> _T:
+        if frame not in known:
+            known[frame] = function(frame)
+        return known[frame]
+
+    return call
 
 
 def children(plan: Any) -> Iterator[Any]:
@@ -34,18 +69,50 @@ def nodes(plan: Any) -> Iterator[Any]:
         yield from nodes(child)
 
 
+@once
 def analyzed(frame: DataFrame) -> Any:
     """A DataFrame's analyzed plan."""
     return frame._jdf.queryExecution().analyzed()
 
 
-def streams(frame: DataFrame) -> list[Any]:
+@once
+def optimized(frame: DataFrame) -> Any:
+    """What Spark's optimizer makes of a DataFrame's analyzed plan."""
+    return frame.sparkSession._jsparkSession.sessionState().optimizer().execute(analyzed(frame))
+
+
+@once
+def analyzed_nodes(frame: DataFrame) -> tuple[PlanNode, ...]:
+    """The nodes of a DataFrame's analyzed plan, from the top down."""
+    return tuple(_walk(analyzed(frame)))
+
+
+def _walk(plan: Any) -> Iterator[PlanNode]:
+    below = tuple(children(plan))
+    yield PlanNode(plan, str(plan.nodeName()), not below)
+    for child in below:
+        yield from _walk(child)
+
+
+@once
+def streams(frame: DataFrame) -> tuple[Any, ...]:
     """The leaves of a DataFrame's analyzed plan that are streams; a stream that is read twice appears twice."""
     if not frame.isStreaming:
-        return []
-    leaves = [node for node in nodes(analyzed(frame)) if not node.children().size() and node.isStreaming()]
+        return ()
     # A reference to a common table expression is a leaf as well; the expression's plan is another child.
-    return [leaf for leaf in leaves if leaf.nodeName() not in ("CTERelationRef", ROWS_OF_NO_STREAM)]
+    leaves = [each.of for each in analyzed_nodes(frame) if each.leaf and each.name not in ("CTERelationRef", ROWS_OF_NO_STREAM)]
+    return tuple(leaf for leaf in leaves if leaf.isStreaming())
+
+
+@once
+def stream_joins(frame: DataFrame) -> tuple[Any, ...]:
+    """The joins of two streams in a DataFrame's analyzed plan."""
+    return tuple(each.of for each in analyzed_nodes(frame) if each.name == "Join" and is_stream_join(each.of))
+
+
+def is_stream_join(node: Any) -> bool:
+    """Whether a plan's node is a join of two streams."""
+    return node.nodeName() == "Join" and all(child.isStreaming() for child in children(node))
 
 
 class StreamSet:
@@ -61,8 +128,7 @@ class StreamSet:
         for frame in frames:
             for leaf in streams(frame):
                 if self._origins is None:
-                    jvm = frame.sparkSession._jvm
-                    assert jvm is not None
+                    jvm = jvm_of(frame.sparkSession)
                     self._origins = jvm.java.util.IdentityHashMap()
                 self._origins.put(_origin(leaf), True)
 

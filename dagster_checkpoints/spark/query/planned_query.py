@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dagster_checkpoints.spark.jvm import jvm_of
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -26,8 +28,7 @@ def query_execution(spark: SparkSession, plan: Any, output_mode: str) -> Any:
         plan: The analyzed plan, a JVM object.
         output_mode: The query's output mode.
     """
-    jvm = spark._jvm
-    assert jvm is not None
+    jvm = jvm_of(spark)
     find_class = jvm.java.lang.Class.forName
     (constructor,) = find_class(_EXECUTION).getConstructors()
     # The first arguments are the same in each release of Spark; later ones have defaults, and are not named in bytecode.

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dagster_checkpoints.spark.query.column_origins import fused_parts, is_opaque, traced
-from dagster_checkpoints.spark.query.plan_nodes import analyzed, children, nodes
+from dagster_checkpoints.spark.query.plan_nodes import analyzed_nodes, children, nodes
 from dagster_checkpoints.spark.query.plan_text import Node, conjuncts, identity_of, parse, parse_items
 from dagster_checkpoints.spark.query.planned_query import query_execution
-from dagster_checkpoints.spark.query.stateful_nodes import stateful_nodes_of
+from dagster_checkpoints.spark.query.stateful_nodes import analyzed_plan, stateful_nodes_of
 from dagster_checkpoints.state import PlannedInput, PlannedOperator
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 WATERMARK_SOURCE = ""
 """In place of the name of a source: the watermark of an input, whose branch of the plan is left out."""
@@ -80,7 +80,7 @@ def planned_operators(frame: DataFrame, execution: Any, output_mode: str, source
         output_mode: The query's output mode.
         source: Describes a node that reads a stream; `WATERMARK_SOURCE` for the watermark of an input.
     """
-    query = _Query(frame.sparkSession, analyzed(frame), output_mode, source)
+    query = _Query(frame, output_mode, source)
     found = query.operators(execution)
     if any(each.conditions for each in found):
         found = query.with_pushed(found)
@@ -90,11 +90,11 @@ def planned_operators(frame: DataFrame, execution: Any, output_mode: str, source
 class _Query:
     """Describes a streaming query and its parts."""
 
-    def __init__(self, spark: SparkSession, plan: Any, output_mode: str, source: Callable[[Any], str]) -> None:
-        self._spark = spark
+    def __init__(self, frame: DataFrame, output_mode: str, source: Callable[[Any], str]) -> None:
+        self._spark = frame.sparkSession
         self._output_mode = output_mode
-        self._plan = parse(plan.toJSON())
-        self._objects = list(nodes(plan))  # in the order of the JSON
+        self._plan = analyzed_plan(frame)
+        self._objects = [each.of for each in analyzed_nodes(frame)]  # in the order of the JSON
         self._sources = {node.output[0]: source(self._objects[node.number]) for node in _streams(self._plan) if node.output}
         for name, below in fused_parts(self._plan):  # also what stands in for a source that has ended
             self._sources |= {node.output[0]: f"source {name!r}" for node in _streams(below) if node.output}

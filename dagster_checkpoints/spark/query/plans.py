@@ -22,6 +22,7 @@ from dagster_checkpoints.spark.errors import (
     StageStreamError,
     StageWatermarkError,
 )
+from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.channel_sources import RECORDS
 from dagster_checkpoints.spark.query.column_types import text_of
 from dagster_checkpoints.spark.query.error_text import text_of_error
@@ -152,7 +153,7 @@ def build_plan(
             _check_supported(pipeline, call, frame, position)
             check_join_keys(call, frame)
             check_unmatched_rows(call, frame, divisible=bool(position and arguments))
-            stateful = (call.stage.name,) * (keeping_state(analyzed(frame)) - len(stateful)) + stateful
+            stateful = (call.stage.name,) * (keeping_state(frame) - len(stateful)) + stateful
         if position < len(calls) - 1:
             frame, observation = counted(call.stage.name, frame)
             observations |= {call.stage.name: observation} if observation is not None else {}
@@ -381,8 +382,7 @@ def _check_supported(pipeline: Pipeline, call: StageCall, frame: DataFrame, posi
     """Run Spark's check of streaming plans before the job starts; Spark itself runs it only when the query starts."""
     from pyspark.errors import AnalysisException
 
-    jvm = frame.sparkSession._jvm
-    assert jvm is not None
+    jvm = jvm_of(frame.sparkSession)
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
     modes = jvm.org.apache.spark.sql.streaming.OutputMode
     mode = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[call.stage.output_mode]()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pyspark.sql import DataFrame
 
+from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.plan_nodes import analyzed
 from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS
 
@@ -20,7 +19,7 @@ def with_partitions(frame: DataFrame, partitions: int) -> DataFrame:
         frame: The streaming DataFrame of a query.
         partitions: The number of partitions.
     """
-    jvm: Any = frame.sparkSession._jvm
+    jvm = jvm_of(frame.sparkSession)
     session = frame._jdf.sparkSession().cloneSession()
     session.conf().set(STATE_PARTITIONS, str(partitions))
     return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(session, analyzed(frame)), frame.sparkSession)

@@ -6,16 +6,17 @@ Analysis only; must not know tasks or storage.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql.types import DataType
 
 from dagster_checkpoints.spark.errors import StatePartitionsError
+from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.column_origins import column_origins, traced
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
-from dagster_checkpoints.spark.query.plan_nodes import analyzed, children, items, nodes
+from dagster_checkpoints.spark.query.plan_nodes import children, is_stream_join, items, nodes, optimized
 from dagster_checkpoints.spark.query.plan_text import Node, parse
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.stage_calls import StageCall
@@ -81,6 +82,36 @@ def operators_not_by(plan: QueryPlan, key: str) -> list[tuple[str, str]]:
     return others
 
 
+def operators_apart(plan: QueryPlan, keys: Collection[str]) -> list[tuple[str, str]]:
+    """The query's stateful operators whose key holds none of the columns by which rows are routed to its instances, unchanged.
+
+    Rows that belong together in such an operator may be in different instances, each of which has a result of its own.
+
+    Args:
+        plan: The plan of the query.
+        keys: The columns by which the rows of its inputs are routed.
+
+    Returns:
+        Per operator its stage, "" if that is not known, and its kind.
+    """
+    found = stateful_nodes(plan.frame)
+    stages = list(reversed(plan.stateful)) if len(plan.stateful) == len(found) else [""] * len(found)
+    joined = [any(_is_routed(one, keys) and _is_routed(other, keys) for one, other in pairs) for pairs in _join_keys(plan)]
+    return [
+        (stage, node.kind)
+        for stage, node in zip(stages, found, strict=True)
+        if not (all(joined) if node.kind == _JOIN else any(_is_routed(text, keys) for text in _origins(node)))
+    ]
+
+
+def _is_routed(text: str, keys: Collection[str]) -> bool:
+    """Whether a traced column is one of the columns by which rows are routed, or the first of several that is not null."""
+    for begin, between, end in (("coalesce(", ", ", ")"), ("{", " | ", "}")):
+        if text.startswith(begin) and text.endswith(end):
+            return set(text[len(begin) : -len(end)].split(between)) <= set(keys)
+    return text in keys
+
+
 def check_key_of_state(call: StageCall, plan: QueryPlan, key: str, kinds: Set[DataType]) -> None:
     """Check that all state of a query is divided into partitions by the column by which its rows are routed, and by nothing else.
 
@@ -142,11 +173,9 @@ def _join_keys(plan: QueryPlan) -> Iterator[list[tuple[str, str]]]:
     Of the optimized plan: Spark takes the keys of the state from that one.
     """
     session = plan.frame.sparkSession
-    jvm = session._jvm
-    assert jvm is not None
-    optimized = session._jsparkSession.sessionState().optimizer().execute(analyzed(plan.frame))
-    for node in nodes(optimized):
-        if node.nodeName() != _JOIN or not all(child.isStreaming() for child in children(node)):
+    jvm = jvm_of(session)
+    for node in nodes(optimized(plan.frame)):
+        if not is_stream_join(node):
             continue
         found = jvm.org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys.unapply(node)
         if not found.isDefined():
@@ -181,12 +210,20 @@ def _number_of_keys(node: Node) -> int:
 
 
 def _keys(node: Node) -> Iterator[str]:
-    """The columns of the inputs in the key of an operator's state."""
+    """The columns of the inputs in the key of an operator's state, unchanged and under their names."""
     if node.kind in _KEYS:
         for each in node.expressions(_KEYS[node.kind]):
             name = str(each.fields.get("name"))
             if each.kind == "AttributeReference" and traced(each, node.children) == name:
                 yield name
+    else:
+        yield from _origins(node)
+
+
+def _origins(node: Node) -> Iterator[str]:
+    """The columns in the key of an operator's state, traced to the inputs."""
+    if node.kind in _KEYS:
+        yield from (traced(each, node.children) for each in node.expressions(_KEYS[node.kind]))
     elif node.kind == "TransformWithStateInPySpark":
         yield from column_origins(node.children[0])[: int(node.fields.get("groupingAttributesLen") or 0)]
     elif node.kind == "Distinct":

@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 
 from dagster_checkpoints.pipeline import StageKind
 from dagster_checkpoints.spark.errors import EndlessSourceError, NamedSourceError, SourceActsOnCommitError
+from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.plan_nodes import V1_STREAM, V2_STREAM, source_options, streams
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 
@@ -243,9 +244,8 @@ def _python_source(frame: DataFrame, leaf: Any) -> type[DataSource] | None:
     if not provider.isDefined() or provider.get().getClass().getSimpleName() != "PythonDataSourceV2":
         return None
     session = frame.sparkSession
-    assert session._jvm is not None
     definition = session._jsparkSession.sessionState().dataSourceManager().lookupDataSource(leaf.sourceName())
-    pickled = definition.dataSourceCls().command().toArray(session._jvm.scala.reflect.ClassTag.Byte())
+    pickled = definition.dataSourceCls().command().toArray(jvm_of(session).scala.reflect.ClassTag.Byte())
     source: type[DataSource] = cloudpickle.loads(bytes(pickled))
     return source
 

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from dagster_checkpoints.spark.files.work_path import WorkPath, urls
+from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources, ReadableChannel
 from dagster_checkpoints.spark.query.driver_sources import READ_OPTIONS
 from dagster_checkpoints.spark.query.file_index import exact_index
@@ -80,8 +81,7 @@ def table_dataframe(spark: SparkSession, schema: StructType, files: Sequence[Wor
     Raises:
         FilesLost: Files are gone.
     """
-    session, jvm = spark._jsparkSession, spark._jvm
-    assert jvm is not None
+    session, jvm = spark._jsparkSession, jvm_of(spark)
     datasources, parse = jvm.org.apache.spark.sql.execution.datasources, session.parseDataType
     relation = datasources.HadoopFsRelation(
         exact_index(jvm, session, urls(files)),

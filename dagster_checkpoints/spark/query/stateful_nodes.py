@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.spark.query.plan_nodes import analyzed
+from dagster_checkpoints.spark.query.plan_nodes import analyzed, once
 from dagster_checkpoints.spark.query.plan_text import Node, is_streaming, parse
 
 if TYPE_CHECKING:
@@ -26,9 +26,16 @@ _KINDS = frozenset(
 )
 
 
+@once
+def analyzed_plan(frame: DataFrame) -> Node:
+    """A DataFrame's analyzed plan, as a value."""
+    return parse(analyzed(frame).toJSON())
+
+
+@once
 def stateful_nodes(frame: DataFrame) -> list[Node]:
     """The stateful operators of a streaming DataFrame's analyzed plan, from the input to the output."""
-    return stateful_nodes_of(parse(analyzed(frame).toJSON()))
+    return stateful_nodes_of(analyzed_plan(frame))
 
 
 def stateful_nodes_of(plan: Node) -> list[Node]:

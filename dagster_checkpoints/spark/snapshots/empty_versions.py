@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.spark.files.work_path import url
+from dagster_checkpoints.spark.jvm import jvm_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +29,7 @@ def write_empty_versions(spark: SparkSession, files: Sequence[Path], codec: str)
     `HDFSBackedStateStoreProvider.finalizeDeltaFile`.
     """
     first, *others = files
-    jvm: Any = spark._jvm
+    jvm = jvm_of(spark)
     first.parent.mkdir(parents=True, exist_ok=True)
     compression = jvm.org.apache.spark.io.CompressionCodec.createCodec(spark.sparkContext._jsc.sc().conf(), codec)
     if first.suffix == ".delta":
@@ -44,7 +45,7 @@ def write_empty_versions(spark: SparkSession, files: Sequence[Path], codec: str)
 
 
 def _write_changelog(spark: SparkSession, file: Path, compression: Any) -> None:
-    jvm: Any = spark._jvm
+    jvm = jvm_of(spark)
     streaming = jvm.org.apache.spark.sql.execution.streaming
     path = jvm.org.apache.hadoop.fs.Path(url(file))
     hadoop = spark._jsparkSession.sessionState().newHadoopConf()

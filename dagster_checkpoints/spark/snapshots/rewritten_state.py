@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from dagster_checkpoints.spark.files.work_path import WorkPath, entries_of, url
+from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.driver_sources import KEPT_ERRORS, JavaObject, kept
 from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS, QueryLog
 from dagster_checkpoints.spark.session.spark_session import ROCKSDB
@@ -103,7 +104,7 @@ def rewrite_state(spark: SparkSession, rows: StateRows, target: StateOfBatch) ->
     """
     from pyspark.java_gateway import ensure_callback_server_started
 
-    jvm: Any = spark._jvm
+    jvm = jvm_of(spark)
     ensure_callback_server_started(spark.sparkContext._gateway)
     session, option, folder, batch_id = spark._jsparkSession, jvm.scala.Option, url(target.checkpoint), target.batch_id
     rewriter = jvm.org.apache.spark.sql.execution.streaming.state.StateRewriter

@@ -13,7 +13,7 @@ from bench.stream_programs.program import Several
 from bench.stream_programs.queries import query_rows
 from bench.stream_programs.random_programs import random_case
 from bench.stream_programs.search import run_case
-from tests.spark.joins_of_streams import ARRIVALS, JOINS, ONCE, case_of, check
+from tests.spark.joins_of_streams import ARRIVALS, BY_KEY, JOINS, ONCE, case_of, check
 
 pytestmark = pytest.mark.usefixtures("settings_of_the_session")
 
@@ -32,9 +32,9 @@ def test_a_join_of_fused_sources_one_of_which_ends(spark: Any, tmp_path: Path, j
     check(spark, case, tmp_path, query_rows(spark, case, tmp_path, "fused"))
 
 
-@pytest.mark.parametrize("join", JOINS)
+@pytest.mark.parametrize("join", BY_KEY)
 def test_a_join_in_a_job_of_two_instances(spark: Any, tmp_path: Path, join: str) -> None:
-    case = case_of(JOINS[join], ARRIVALS["alternating"], "job: two instances of each stage")
+    case = case_of(BY_KEY[join], ARRIVALS["alternating"], "job: two instances of each stage")
     check(spark, case, tmp_path, job_rows(spark, case, tmp_path))
 
 
