@@ -23,9 +23,9 @@ settings.register_profile("default", deadline=None, print_blob=True, suppress_he
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
-# The JVMs of tests live for seconds, also those of processes that tests start: for these the quick compiler alone is faster, and a
-# collector without threads of its own. The room for compiled code is that which both compilers have: the quick one alone would get a
-# fifth of it, and compile again what it had to drop.
+# The JVMs of tests live for seconds or minutes, also those of processes that tests start: for these the quick compiler alone is
+# faster, and a collector without threads of its own. The quick compiler alone would get a fifth of the usual room for code, and
+# compile again what it had to drop.
 _FOR_SHORT_RUNS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
 os.environ.setdefault("SPARK_SUBMIT_OPTS", _FOR_SHORT_RUNS)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from py4j.java_gateway import JavaPackage
-
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -18,13 +16,14 @@ class _Names:
     of Spark's jars for a class `org`, a class `org.apache`, and so on, before it knows that these are packages.
     """
 
-    def __init__(self, package: Any) -> None:
+    def __init__(self, package: Any, kind: type) -> None:
         self._package = package
+        self._kind = kind  # the class of py4j's packages
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._package, name)
-        if isinstance(found, JavaPackage):
-            found = _Names(found)
+        if isinstance(found, self._kind):
+            found = _Names(found, self._kind)
         setattr(self, name, found)
         return found
 
@@ -39,5 +38,5 @@ def jvm_of(spark: SparkSession) -> Any:
     """
     view = spark.sparkContext._jvm
     if view not in _ROOTS:
-        _ROOTS[view] = _Names(view)
+        _ROOTS[view] = _Names(view, type(view.java))
     return _ROOTS[view]
