@@ -36,7 +36,7 @@ def jvm_of(spark: SparkSession) -> Any:
 
     For classes that are there from the session's start: what was looked up before its jar was added stays unknown.
     """
-    view = spark.sparkContext._jvm
+    view: Any = spark.sparkContext._jvm
     if view not in _ROOTS:
         _ROOTS[view] = _Names(view, type(view.java))
     return _ROOTS[view]
