@@ -31,14 +31,14 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", _FOR_SHORT_RUNS)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--third", type=int, choices=(0, 1, 2), help="run one test of three, beginning with this one")
+    parser.addoption("--fifth", type=int, choices=range(5), help="run one test of five, beginning with this one")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    third = config.getoption("third")
-    if third is not None:
-        config.hook.pytest_deselected(items=[item for number, item in enumerate(items) if number % 3 != third])
-        items[:] = items[third::3]
+    fifth = config.getoption("fifth")
+    if fifth is not None:
+        config.hook.pytest_deselected(items=[item for number, item in enumerate(items) if number % 5 != fifth])
+        items[:] = items[fifth::5]
 
 
 @pytest.fixture
