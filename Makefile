@@ -30,7 +30,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-all test-pure test-spark slow-files dev check bench simulate programs coverage mutate lock clean
+.PHONY: help setup run test test-all test-pure test-spark slow-files dev check count bench simulate programs coverage mutate lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -80,7 +80,11 @@ check: $(STAMP) ## lint, format, types, imports between the floors, definitions
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy $(wildcard assets bench dagster_checkpoints resources sensors simulation definitions.py)
 	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --config .ci/walls.toml
 	@$(BIN)/dagster definitions validate -w workspace.yaml
+
+count: $(STAMP) ## code lines, modules, imports and circles of the library, by package
+	@$(BIN)/python -m bench.code_count
 
 bench: $(STAMP) ## the benchmark's table
 	@$(BIN)/python -m bench
