@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dagster_checkpoints.coordination import CheckpointBarrier, CheckpointCoordinator, TaskStatistics
+from dagster_checkpoints.errors import OwnershipLost, StorageError
 from dagster_checkpoints.execution.job_events import Failure, FatalError, TaskReport
 from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.job_requests import Request
 from dagster_checkpoints.execution.ownership import SAFETY
 from dagster_checkpoints.execution.shared_files import SharedNames
-from dagster_checkpoints.execution.storage_errors import OwnershipLost, StorageError
 from dagster_checkpoints.pipeline import TaskId
 from simulation.channels import Ghost, Snapshot
 from simulation.requests import OK, PUT, WAIT, Performer, Steps, shared_name

@@ -15,6 +15,7 @@ from typing import Any
 from dagster_checkpoints import coordination
 from dagster_checkpoints.coordination import CompletedCheckpoint, DiscardStates, FailureReason
 from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.errors import OwnershipLost, StorageError, StorageUnavailable
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.checkpoint_deletion import discard_states, sweep
@@ -26,7 +27,6 @@ from dagster_checkpoints.execution.job_storage import beginning_chosen, ownershi
 from dagster_checkpoints.execution.split_enumerators import enumerator_starts
 from dagster_checkpoints.execution.split_events import SplitsDiscovered
 from dagster_checkpoints.execution.start_point import NothingToRestoreError, choose_start, is_job_over
-from dagster_checkpoints.execution.storage_errors import OwnershipLost, StorageError, StorageUnavailable
 from dagster_checkpoints.execution.storage_steps import drive
 from dagster_checkpoints.state import RestoreError
 from simulation.machine import FINISH, SLEEP, TURN

@@ -10,14 +10,19 @@ from contextlib import AbstractContextManager
 from types import GeneratorType
 from typing import Any, TypeVar
 
-from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.errors import (
+    AlreadyExists,
+    DagsterCheckpointsError,
+    MissingStateFile,
+    OutcomeUnknown,
+    Precondition,
+    StorageUnavailable,
+)
 from dagster_checkpoints.execution import acquisition, shared_files, start_point, storage_steps
 from dagster_checkpoints.execution import checkpoint_deletion as deletion
 from dagster_checkpoints.execution import checkpoint_writing as writing
 from dagster_checkpoints.execution import unlisted_checkpoints as unlisted
 from dagster_checkpoints.execution.ownership import OwnershipSteps
-from dagster_checkpoints.execution.storage_errors import AlreadyExists, OutcomeUnknown, Precondition, StorageUnavailable
-from dagster_checkpoints.storage.errors import MissingStateFile
 from dagster_checkpoints.storage.shared_state import SharedStateRegistry
 from simulation.storage import Metadata, Store, is_savepoint
 from simulation.violations import check

@@ -11,17 +11,16 @@ import msgspec
 
 from dagster_checkpoints import coordination
 from dagster_checkpoints.coordination import Acknowledged, CheckpointSnapshot, Declined, FailureReason
+from dagster_checkpoints.errors import CheckpointDiscarded, StorageError, StorageUnavailable
 from dagster_checkpoints.execution import acquisition, checkpoint_deletion, checkpoint_writing
 from dagster_checkpoints.execution.job_events import TaskReport
 from dagster_checkpoints.execution.ownership import OwnershipSteps
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, Owner
 from dagster_checkpoints.execution.shared_files import store_file
-from dagster_checkpoints.execution.storage_errors import StorageError, StorageUnavailable
 from dagster_checkpoints.execution.storage_steps import DriverValues, StatePlace, drive
 from dagster_checkpoints.execution.task_events import StoreSnapshot
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import CheckpointMetadata, recorded_stages
-from dagster_checkpoints.storage.errors import CheckpointDiscarded
 from simulation.channels import Ghost, Snapshot
 from simulation.consistency import check_cut, check_ends
 from simulation.divisions import keeps_layout

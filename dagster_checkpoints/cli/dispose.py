@@ -12,10 +12,10 @@ from dagster_checkpoints.cli.output import bytes_in_words, count_of, moment_in_w
 from dagster_checkpoints.cli.status_view import next_start
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
 from dagster_checkpoints.errors import DagsterCheckpointsError
-from dagster_checkpoints.plugin.verification import file_sizes
 from dagster_checkpoints.state import StateError
 from dagster_checkpoints.storage import StorageError, StorageUnavailable
 from dagster_checkpoints.storage.locating import StoredCheckpoint
+from dagster_checkpoints.storage.verification import file_sizes
 
 
 class StillNeeded(DagsterCheckpointsError):

@@ -6,7 +6,6 @@ from enum import IntEnum
 
 from dagster_checkpoints.control import NoRunningPipeline, RequestTimedOut
 from dagster_checkpoints.errors import DagsterCheckpointsError
-from dagster_checkpoints.plugin.storage_root import NoStorageError
 from dagster_checkpoints.storage import (
     InvalidKey,
     InvalidRequest,
@@ -17,6 +16,7 @@ from dagster_checkpoints.storage import (
     StorageUnavailable,
     UnknownRequest,
 )
+from dagster_checkpoints.storage.root import NoStorageError
 
 
 class Exit(IntEnum):

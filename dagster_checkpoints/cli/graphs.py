@@ -16,10 +16,10 @@ from dagster_checkpoints.cli.status_view import current
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
 from dagster_checkpoints.control import PipelineStatus, read_status
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.plugin.storage_root import NoStorageError
 from dagster_checkpoints.state import StateError
 from dagster_checkpoints.storage import CheckpointStorage, StorageError, StorageUnavailable
 from dagster_checkpoints.storage.locating import StoredCheckpoint
+from dagster_checkpoints.storage.root import NoStorageError
 
 
 @click.command(epilog=LOCATION_HELP)

@@ -24,7 +24,6 @@ from dagster_checkpoints.cli.output import (
 from dagster_checkpoints.cli.status_view import next_start
 from dagster_checkpoints.cli.storage_options import StorageOptions, pipelines, storage_options
 from dagster_checkpoints.execution.pipeline_state import describe_owner
-from dagster_checkpoints.plugin.verification import file_sizes
 from dagster_checkpoints.state import CheckpointMetadata, StateError, decode
 from dagster_checkpoints.storage import (
     CheckpointStorage,
@@ -33,6 +32,7 @@ from dagster_checkpoints.storage import (
     StorageUnavailable,
     describe_end,
 )
+from dagster_checkpoints.storage.verification import file_sizes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

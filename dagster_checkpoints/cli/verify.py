@@ -13,7 +13,7 @@ from dagster_checkpoints.cli.locate import LOCATION_HELP, locate, opened_for
 from dagster_checkpoints.cli.output import bytes_in_words, count_of, write, write_json
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.plugin.verification import Problem, VerificationReport, verify_savepoint
+from dagster_checkpoints.storage.verification import Problem, VerificationReport, verify_savepoint
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -23,11 +23,10 @@ from dagster_checkpoints.control.requests import (
     validate_request,
 )
 from dagster_checkpoints.control.status import PipelineStatus, read_status
-from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.errors import DagsterCheckpointsError, StorageUnavailable, UnknownRequest
 from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end, describe_owner
 from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
-from dagster_checkpoints.storage.errors import StorageUnavailable, UnknownRequest
 from dagster_checkpoints.storage.layout import validate_request_id
 from dagster_checkpoints.storage.ownership import now_utc
 

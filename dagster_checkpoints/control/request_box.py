@@ -22,14 +22,15 @@ from dagster_checkpoints.control.requests import (
     failure,
     validate_request,
 )
-from dagster_checkpoints.storage.base import ObjectInfo, ObjectStore, create_if_absent
-from dagster_checkpoints.storage.errors import (
+from dagster_checkpoints.errors import (
     CorruptRequest,
     InvalidRequest,
     NotFound,
     RequestConflict,
     StorageError,
 )
+from dagster_checkpoints.files.store import ObjectInfo, ObjectStore
+from dagster_checkpoints.storage.created_objects import create_if_absent
 from dagster_checkpoints.storage.layout import Layout, RequestFile
 
 _log = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from dagster_checkpoints.storage.errors import CorruptAnswer, CorruptRequest, InvalidRequest, InvalidStorageUrl
+from dagster_checkpoints.errors import CorruptAnswer, CorruptRequest, InvalidRequest, InvalidStorageUrl
+from dagster_checkpoints.files.urls import validate_directory
 from dagster_checkpoints.storage.layout import validate_request_id, validate_savepoint_name
-from dagster_checkpoints.storage.urls import validate_directory
 
 VERSION = 1
 NO_RUNNING_PIPELINE = "NO_RUNNING_PIPELINE"

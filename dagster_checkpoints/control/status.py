@@ -11,8 +11,8 @@ from typing import Literal
 import msgspec
 
 from dagster_checkpoints.control.requests import Moment
+from dagster_checkpoints.errors import CorruptStatus, NotFound
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
-from dagster_checkpoints.storage.errors import CorruptStatus, NotFound
 
 VERSION = 1
 

@@ -12,15 +12,15 @@ from contextlib import suppress
 
 import msgspec
 
-from dagster_checkpoints.execution.ownership import SAFETY, OwnershipSteps
-from dagster_checkpoints.execution.pipeline_state import Lease, Owner, PipelineState, describe_owner
-from dagster_checkpoints.execution.storage_errors import (
+from dagster_checkpoints.errors import (
     AlreadyExists,
     OutcomeUnknown,
     PipelineOwned,
     Precondition,
     StorageUnavailable,
 )
+from dagster_checkpoints.execution.ownership import SAFETY, OwnershipSteps
+from dagster_checkpoints.execution.pipeline_state import Lease, Owner, PipelineState, describe_owner
 from dagster_checkpoints.execution.storage_steps import (
     CreateState,
     DriverValues,

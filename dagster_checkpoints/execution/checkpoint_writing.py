@@ -17,8 +17,7 @@ from dagster_checkpoints.coordination import (
     MetadataWriteFailed,
     MetadataWritten,
 )
-from dagster_checkpoints.execution.checkpoint_deletion import RemoveMark
-from dagster_checkpoints.execution.storage_errors import (
+from dagster_checkpoints.errors import (
     AlreadyExists,
     OutcomeUnknown,
     OwnershipLost,
@@ -26,6 +25,7 @@ from dagster_checkpoints.execution.storage_errors import (
     StorageUnavailable,
     WriteConflict,
 )
+from dagster_checkpoints.execution.checkpoint_deletion import RemoveMark
 from dagster_checkpoints.execution.storage_steps import Steps
 from dagster_checkpoints.state import CheckpointMetadata, PartlyFinishedUnionState, check_union_states
 

@@ -12,6 +12,13 @@ from datetime import datetime
 
 import msgspec
 
+from dagster_checkpoints.errors import (
+    OutcomeUnknown,
+    OwnershipLost,
+    Precondition,
+    StorageUnavailable,
+    WriteConflict,
+)
 from dagster_checkpoints.execution import state_changes as changes
 from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
 from dagster_checkpoints.execution.pipeline_state import (
@@ -21,13 +28,6 @@ from dagster_checkpoints.execution.pipeline_state import (
     PipelineState,
     StopAskedBy,
     describe_owner,
-)
-from dagster_checkpoints.execution.storage_errors import (
-    OutcomeUnknown,
-    OwnershipLost,
-    Precondition,
-    StorageUnavailable,
-    WriteConflict,
 )
 from dagster_checkpoints.execution.storage_steps import (
     DriverValues,

@@ -11,9 +11,8 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 import msgspec
 
 from dagster_checkpoints.coordination import CheckpointProperties, CompletedCheckpoint
-from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.errors import DagsterCheckpointsError, StorageError, StorageUnavailable
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, PipelineState
-from dagster_checkpoints.execution.storage_errors import StorageError, StorageUnavailable
 from dagster_checkpoints.execution.storage_steps import Steps
 from dagster_checkpoints.execution.unlisted_checkpoints import UnlistedFiles
 from dagster_checkpoints.state import ClaimMode, StateError

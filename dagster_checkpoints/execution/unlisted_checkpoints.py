@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import msgspec
 
-from dagster_checkpoints.execution.storage_errors import StorageError
+from dagster_checkpoints.errors import StorageError
 from dagster_checkpoints.execution.storage_steps import StatePlace
 
 _NAMED_IN_ERRORS = 5

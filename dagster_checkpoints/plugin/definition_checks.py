@@ -10,9 +10,9 @@ from typing import Any
 
 import dagster as dg
 
+from dagster_checkpoints.files.urls import validate_root
 from dagster_checkpoints.spark.session.spark_session import session_config
 from dagster_checkpoints.spark.session.work_directory import check_work_directory_named, parse_work_directory
-from dagster_checkpoints.storage.urls import validate_root
 
 
 def check_definition(storage: str | None, work_directory: str | None, spark: Mapping[str, Any]) -> None:

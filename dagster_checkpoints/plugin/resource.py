@@ -35,7 +35,6 @@ from dagster_checkpoints.plugin.run_events import RunReporter, failure
 from dagster_checkpoints.plugin.run_lineage import earlier_runs, origin_of
 from dagster_checkpoints.plugin.settings import KnownSettings
 from dagster_checkpoints.plugin.stage_assets import PIPELINE, StageAssets
-from dagster_checkpoints.plugin.storage_root import storage_root
 from dagster_checkpoints.spark.job.events import JobEvent
 from dagster_checkpoints.spark.job.job_execution import JobExecution
 from dagster_checkpoints.spark.job.job_options import JobOptions
@@ -43,6 +42,7 @@ from dagster_checkpoints.spark.session.spark_session import build_session, sessi
 from dagster_checkpoints.spark.session.work_directory import RemoteDirectory, check_work_directory_named, parse_work_directory
 from dagster_checkpoints.state import ClaimMode
 from dagster_checkpoints.storage import CheckpointStorage, ObjectStore, open_store
+from dagster_checkpoints.storage.root import storage_root
 
 
 class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):

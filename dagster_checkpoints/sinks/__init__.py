@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, TwoPhaseCommitSink
-from dagster_checkpoints.sinks.errors import (
+from dagster_checkpoints.sinks.merged_commits import merged
+from dagster_checkpoints.systems.errors import (
     InvalidSinkDatabase,
     InvalidSinkPath,
     InvalidSinkTopic,
@@ -29,7 +30,6 @@ from dagster_checkpoints.sinks.errors import (
     SinkUnavailable,
     UnreadableSinkTransaction,
 )
-from dagster_checkpoints.sinks.merged_commits import merged
 
 if TYPE_CHECKING:
     from dagster_checkpoints.sinks.delta import DeltaSink

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from dagster_checkpoints.sinks.errors import SinkCannotTakeBack
+from dagster_checkpoints.systems.errors import SinkCannotTakeBack
 
 
 class Branch(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_checkpoints.sinks.errors import SinkRowsRefused
+from dagster_checkpoints.systems.errors import SinkRowsRefused
 
 _MICROSECOND_DIGITS = 6
 _YEARS_IN_DAYS = (-719_162, 2_932_896)

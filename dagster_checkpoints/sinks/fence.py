@@ -23,9 +23,9 @@ from uuid import uuid4
 
 import msgspec
 
-from dagster_checkpoints.sinks.durable import sync
-from dagster_checkpoints.sinks.errors import SinkFenced, SinkPathInUse
+from dagster_checkpoints.files.durable import sync
 from dagster_checkpoints.sinks.transactions import stages_for_newer_owner
+from dagster_checkpoints.systems.errors import SinkFenced, SinkPathInUse
 
 _STAGED = re.compile(r"e(\d+)(?:\.(\w+))?-.*")
 

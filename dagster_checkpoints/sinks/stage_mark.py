@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from dagster_checkpoints.sinks.base import SinkContext
-from dagster_checkpoints.sinks.errors import SinkPathInUse
+from dagster_checkpoints.systems.errors import SinkPathInUse
 
 
 class StageMark(msgspec.Struct, frozen=True):

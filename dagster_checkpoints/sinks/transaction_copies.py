@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from dagster_checkpoints.sinks.durable import link_or_copy
+from dagster_checkpoints.files.durable import link_or_copy
 from dagster_checkpoints.sinks.temporary_folder import TemporaryFolder
 
 

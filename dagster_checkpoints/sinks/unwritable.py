@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dagster_checkpoints.sinks.errors import InvalidSinkPath, SinkError, SinkUnavailable
-from dagster_checkpoints.storage.errors import BucketMissing, ConditionalWritesUnsupported, InvalidKey, StorageAccessDenied
+from dagster_checkpoints.errors import BucketMissing, ConditionalWritesUnsupported, InvalidKey, StorageAccessDenied
+from dagster_checkpoints.systems.errors import InvalidSinkPath, SinkError, SinkUnavailable
 
 # What another attempt meets again, with what the user does about it.
 _PERMANENT = {

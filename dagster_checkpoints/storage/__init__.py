@@ -8,21 +8,7 @@ pipeline, and the commit point), :mod:`shared_state`, :mod:`state_files` and :mo
 :mod:`checkpoints`, the interface to all of them. The rules are steps of the execution layer, which these modules perform.
 """
 
-from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
-from dagster_checkpoints.execution.pipeline_state import (
-    CheckpointPointer,
-    EndedBy,
-    Job,
-    JobState,
-    Owner,
-    PipelineState,
-    describe_end,
-    describe_owner,
-)
-from dagster_checkpoints.execution.unlisted_checkpoints import PipelineStateMissing
-from dagster_checkpoints.storage.base import ObjectInfo, ObjectStore, PutMode, UpdateVersion
-from dagster_checkpoints.storage.checkpoints import CheckpointStorage
-from dagster_checkpoints.storage.errors import (
+from dagster_checkpoints.errors import (
     AlreadyExists,
     BucketMissing,
     CheckpointDiscarded,
@@ -52,8 +38,22 @@ from dagster_checkpoints.storage.errors import (
     UnknownRequest,
     WriteConflict,
 )
-from dagster_checkpoints.storage.local import LocalStore
-from dagster_checkpoints.storage.opening import open_store
+from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
+from dagster_checkpoints.execution.pipeline_state import (
+    CheckpointPointer,
+    EndedBy,
+    Job,
+    JobState,
+    Owner,
+    PipelineState,
+    describe_end,
+    describe_owner,
+)
+from dagster_checkpoints.execution.unlisted_checkpoints import PipelineStateMissing
+from dagster_checkpoints.files.local import LocalStore
+from dagster_checkpoints.files.opening import open_store
+from dagster_checkpoints.files.store import ObjectInfo, ObjectStore, PutMode, UpdateVersion
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 from dagster_checkpoints.storage.origin import PipelineNameTaken, check_origin
 from dagster_checkpoints.storage.ownership import Ownership
 from dagster_checkpoints.storage.processes import mark_descendants, this_process, without_owner_mark

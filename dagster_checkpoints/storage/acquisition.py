@@ -7,15 +7,15 @@ from contextlib import suppress
 from datetime import datetime
 from uuid import uuid4
 
+from dagster_checkpoints.errors import NotFound
 from dagster_checkpoints.execution import acquisition
 from dagster_checkpoints.execution.acquisition import AnnounceWatch, CheckOwnerGone, Sleep
 from dagster_checkpoints.execution.pipeline_state import Owner, PipelineState
 from dagster_checkpoints.execution.storage_steps import DriverValues, StatePlace, drive
 from dagster_checkpoints.execution.unlisted_checkpoints import ListUnlisted, UnlistedCheckpoint, UnlistedFiles
+from dagster_checkpoints.files.store import ObjectStore
 from dagster_checkpoints.state import StateError, decode
 from dagster_checkpoints.storage import processes
-from dagster_checkpoints.storage.base import ObjectStore
-from dagster_checkpoints.storage.errors import NotFound
 from dagster_checkpoints.storage.layout import METADATA, Layout, SharedName
 from dagster_checkpoints.storage.ownership import Ownership, PipelineStateFile, now_utc
 

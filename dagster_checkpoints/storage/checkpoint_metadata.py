@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dagster_checkpoints.errors import InvalidKey, MissingCheckpoint, NotFound
 from dagster_checkpoints.execution.checkpoint_writing import write_metadata
 from dagster_checkpoints.execution.storage_steps import drive
-from dagster_checkpoints.storage.base import MetadataObject, ObjectStore
-from dagster_checkpoints.storage.errors import InvalidKey, MissingCheckpoint, NotFound
+from dagster_checkpoints.files.store import ObjectStore
+from dagster_checkpoints.storage.created_objects import MetadataObject
 from dagster_checkpoints.storage.layout import METADATA, CheckpointKey, Layout
 
 

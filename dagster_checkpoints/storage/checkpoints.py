@@ -13,16 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
+from dagster_checkpoints.errors import InvalidKey, OwnershipLost
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, Owner, PipelineState
 from dagster_checkpoints.execution.storage_steps import StatePlace
 from dagster_checkpoints.execution.unlisted_checkpoints import describe_unlisted
+from dagster_checkpoints.files.opening import open_store
+from dagster_checkpoints.files.store import ObjectStore
 from dagster_checkpoints.storage.acquisition import acquire, read_state, unlisted_files
-from dagster_checkpoints.storage.base import ObjectStore
 from dagster_checkpoints.storage.checkpoint_deletion import CheckpointDeletion
 from dagster_checkpoints.storage.checkpoint_metadata import MetadataFiles
-from dagster_checkpoints.storage.errors import InvalidKey, OwnershipLost
 from dagster_checkpoints.storage.layout import CheckpointKey, Layout
-from dagster_checkpoints.storage.opening import open_store
 from dagster_checkpoints.storage.ownership import Ownership
 from dagster_checkpoints.storage.savepoint_places import SavepointPlaces, StoredSavepoint
 from dagster_checkpoints.storage.savepoints import SavepointDirectory

@@ -24,8 +24,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from dagster_checkpoints.errors import InvalidKey, InvalidRequest
 from dagster_checkpoints.execution.shared_files import SharedName as SharedName
-from dagster_checkpoints.storage.errors import InvalidKey, InvalidRequest
 
 METADATA = "_metadata"
 INCOMPLETE = "_incomplete"

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dagster_checkpoints.files.opening import open_store
+from dagster_checkpoints.files.store import ObjectStore
 from dagster_checkpoints.state import CheckpointMetadata, StateFile, decode
-from dagster_checkpoints.storage.base import ObjectStore
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
-from dagster_checkpoints.storage.opening import open_store
 
 _IN_STORAGE = re.compile(r"(?P<root>.+)/(?P<pipeline>[^/]+)/(checkpoints/chk-\d+-\d+|savepoints/[^/]+)(/_metadata)?/?")
 _ELSEWHERE = "elsewhere"

@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
+from dagster_checkpoints.errors import StorageError
 from dagster_checkpoints.execution.origin import Origin, is_same_pipeline
-from dagster_checkpoints.storage.errors import StorageError
 
 _SHOWN = 5
 

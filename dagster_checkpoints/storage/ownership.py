@@ -11,12 +11,12 @@ from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from dagster_checkpoints.errors import NotFound
 from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
 from dagster_checkpoints.execution.ownership import OwnershipSteps
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, EndedBy, JobState, PipelineState, StopAskedBy
 from dagster_checkpoints.execution.storage_steps import CreateState, ReadState, ReplaceState, Steps, StoredState, drive
-from dagster_checkpoints.storage.base import ObjectStore, PutMode, UpdateVersion
-from dagster_checkpoints.storage.errors import NotFound
+from dagster_checkpoints.files.store import ObjectStore, PutMode, UpdateVersion
 from dagster_checkpoints.storage.layout import Layout
 from dagster_checkpoints.storage.state_encoding import decode_state, encode_state
 

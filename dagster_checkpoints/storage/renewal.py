@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from dagster_checkpoints.storage.errors import StorageError
+from dagster_checkpoints.errors import StorageError
 from dagster_checkpoints.storage.ownership import Ownership
 
 

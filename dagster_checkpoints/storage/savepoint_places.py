@@ -13,6 +13,7 @@ from datetime import datetime
 from itertools import islice
 from uuid import uuid4
 
+from dagster_checkpoints.errors import InvalidKey, InvalidStorageUrl, StorageError
 from dagster_checkpoints.execution.checkpoint_deletion import (
     DeleteSavepoint,
     HasMetadata,
@@ -22,14 +23,13 @@ from dagster_checkpoints.execution.checkpoint_deletion import (
     sweep_savepoints,
 )
 from dagster_checkpoints.execution.storage_steps import drive
-from dagster_checkpoints.storage.base import ObjectStore
-from dagster_checkpoints.storage.errors import InvalidKey, InvalidStorageUrl, StorageError
+from dagster_checkpoints.files.store import ObjectStore
+from dagster_checkpoints.files.urls import split_directory, validate_directory
 from dagster_checkpoints.storage.layout import METADATA, SAVEPOINTS, Layout, validate_savepoint_name
 from dagster_checkpoints.storage.ownership import Ownership
 from dagster_checkpoints.storage.savepoints import SavepointDirectory
 from dagster_checkpoints.storage.shared_files import SharedFiles
 from dagster_checkpoints.storage.state_files import run_all
-from dagster_checkpoints.storage.urls import split_directory, validate_directory
 
 _NAMED_IN_ERRORS = 20
 _log = logging.getLogger(__name__)

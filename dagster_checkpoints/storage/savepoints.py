@@ -15,6 +15,13 @@ from pathlib import Path
 
 import msgspec
 
+from dagster_checkpoints.errors import (
+    CheckpointDiscarded,
+    CorruptStateFile,
+    MissingSavepoint,
+    MissingStateFile,
+    NotFound,
+)
 from dagster_checkpoints.execution.checkpoint_deletion import (
     DeleteSavepointFiles,
     DeleteSavepointMetadata,
@@ -26,14 +33,8 @@ from dagster_checkpoints.execution.checkpoint_deletion import (
 )
 from dagster_checkpoints.execution.checkpoint_writing import CheckStateFiles, RenewLease, complete_savepoint
 from dagster_checkpoints.execution.storage_steps import drive
-from dagster_checkpoints.storage.base import MetadataObject, ObjectInfo, ObjectStore
-from dagster_checkpoints.storage.errors import (
-    CheckpointDiscarded,
-    CorruptStateFile,
-    MissingSavepoint,
-    MissingStateFile,
-    NotFound,
-)
+from dagster_checkpoints.files.store import ObjectInfo, ObjectStore
+from dagster_checkpoints.storage.created_objects import MetadataObject
 from dagster_checkpoints.storage.layout import INCOMPLETE, METADATA, STATE, sha256_in, validate_sha256
 from dagster_checkpoints.storage.ownership import Ownership
 from dagster_checkpoints.storage.shared_files import SharedFiles

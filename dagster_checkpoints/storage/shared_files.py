@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dagster_checkpoints.execution.checkpoint_deletion import DeleteFiles, DeleteUnnamed, ListFiles, delete_files, sweep_files
 from dagster_checkpoints.execution.shared_files import PutFile, SharedName, SharedNames, store_file
 from dagster_checkpoints.execution.storage_steps import drive
-from dagster_checkpoints.storage.base import ObjectStore
+from dagster_checkpoints.files.store import ObjectStore
 from dagster_checkpoints.storage.layout import Layout
 from dagster_checkpoints.storage.shared_state import SharedStateRegistry
 from dagster_checkpoints.storage.state_files import HashCache, StoredFile, hash_file, put_file

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 
-from dagster_checkpoints.storage.errors import CheckpointDiscarded
+from dagster_checkpoints.errors import CheckpointDiscarded
 
 
 class SharedStateRegistry:

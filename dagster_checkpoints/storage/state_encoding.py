@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from dagster_checkpoints.errors import CorruptPipelineState, UnknownPipelineStateVersion
 from dagster_checkpoints.execution.pipeline_state import VERSION, PipelineState
-from dagster_checkpoints.storage.errors import CorruptPipelineState, UnknownPipelineStateVersion
 
 _READABLE = frozenset({1, 2, VERSION})
 """Version 2 added how a job ended, the savepoint of its stop, and claimed savepoints; version 3 the requester of the stop, the

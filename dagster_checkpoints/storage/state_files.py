@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar
 from uuid import uuid4
 
-from dagster_checkpoints.storage.base import RESERVED_PREFIX, ObjectStore, validate_key
-from dagster_checkpoints.storage.errors import (
+from dagster_checkpoints.errors import (
     CorruptStateFile,
     MissingStateFile,
     NotFound,
@@ -25,6 +24,7 @@ from dagster_checkpoints.storage.errors import (
     StateFileChanged,
     StorageUnavailable,
 )
+from dagster_checkpoints.files.store import RESERVED_PREFIX, ObjectStore, validate_key
 from dagster_checkpoints.storage.state_sources import FileIdentity, StateSource
 
 _CHUNK = 1024 * 1024

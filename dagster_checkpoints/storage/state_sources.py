@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from dagster_checkpoints.storage.base import ObjectStore
+from dagster_checkpoints.files.store import ObjectStore
 
 
 @dataclass(frozen=True)

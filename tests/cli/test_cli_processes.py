@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dagster_checkpoints.control import Answer
-from dagster_checkpoints.plugin.storage_root import NoStorageError, storage_root
+from dagster_checkpoints.storage.root import NoStorageError, storage_root
 
 HEAVY = ("boto3", "dagster", "pandas", "pyarrow", "pyspark")
 

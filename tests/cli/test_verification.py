@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
-from dagster_checkpoints.plugin.verification import file_sizes, verify_savepoint
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.state import decode
 from dagster_checkpoints.storage import InvalidKey, StorageUnavailable
+from dagster_checkpoints.storage.verification import file_sizes, verify_savepoint
 
 AIRPORTS = ["EWR", "JFK", "LGA"]
 

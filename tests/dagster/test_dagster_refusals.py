@@ -22,9 +22,9 @@ from dagster_checkpoints.plugin import resource
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
 from dagster_checkpoints.plugin.savepoints import SavepointCheckConfig, SavepointRetention
 from dagster_checkpoints.plugin.settings import UnknownSettingError
-from dagster_checkpoints.plugin.storage_root import NoStorageError
 from dagster_checkpoints.spark.session.spark_session import SparkSettingError
 from dagster_checkpoints.storage import CheckpointStorage, LeaseRenewer, Owner, open_store
+from dagster_checkpoints.storage.root import NoStorageError
 
 Materialize = Callable[..., dg.ExecuteInProcessResult]
 Coordinator = Callable[..., CheckpointCoordinatorResource]

@@ -7,9 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dagster_checkpoints.execution.acquisition import AnnounceWatch, CheckOwnerGone, Sleep, acquire, shares_kernel
-from dagster_checkpoints.execution.pipeline_state import Lease, Owner, PipelineState, describe_owner
-from dagster_checkpoints.execution.storage_errors import (
+from dagster_checkpoints.errors import (
     AlreadyExists,
     OutcomeUnknown,
     OwnershipLost,
@@ -18,6 +16,8 @@ from dagster_checkpoints.execution.storage_errors import (
     StorageUnavailable,
     WriteConflict,
 )
+from dagster_checkpoints.execution.acquisition import AnnounceWatch, CheckOwnerGone, Sleep, acquire, shares_kernel
+from dagster_checkpoints.execution.pipeline_state import Lease, Owner, PipelineState, describe_owner
 from dagster_checkpoints.execution.storage_steps import CreateState, ReadState, ReplaceState, StoredState, drive
 from dagster_checkpoints.execution.unlisted_checkpoints import ListUnlisted, UnlistedFiles
 from tests.execution.storage_scripts import ALICE, BOB, LEASE, NOW, PLACE, Clock, follow, pointer, state

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dagster_checkpoints.errors import OwnershipLost, StorageUnavailable
 from dagster_checkpoints.execution.checkpoint_deletion import (
     DeleteFiles,
     DeleteMetadata,
@@ -40,7 +41,6 @@ from dagster_checkpoints.execution.checkpoint_deletion import (
     sweep_savepoints,
 )
 from dagster_checkpoints.execution.shared_files import SharedName
-from dagster_checkpoints.execution.storage_errors import OwnershipLost, StorageUnavailable
 from tests.execution.storage_scripts import Clock, follow, owned, pointer, state
 
 

@@ -13,6 +13,14 @@ from dagster_checkpoints.coordination import (
     MetadataWriteFailed,
     MetadataWritten,
 )
+from dagster_checkpoints.errors import (
+    AlreadyExists,
+    OutcomeUnknown,
+    OwnershipLost,
+    StorageError,
+    StorageUnavailable,
+    WriteConflict,
+)
 from dagster_checkpoints.execution.checkpoint_deletion import RemoveMark
 from dagster_checkpoints.execution.checkpoint_writing import (
     BuildMetadata,
@@ -29,14 +37,6 @@ from dagster_checkpoints.execution.checkpoint_writing import (
     create_if_absent,
     write_checkpoint,
     write_metadata,
-)
-from dagster_checkpoints.execution.storage_errors import (
-    AlreadyExists,
-    OutcomeUnknown,
-    OwnershipLost,
-    StorageError,
-    StorageUnavailable,
-    WriteConflict,
 )
 from dagster_checkpoints.state import (
     ChainMetadata,

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_checkpoints.execution.origin import Origin
-from dagster_checkpoints.execution.ownership import OwnershipSteps
-from dagster_checkpoints.execution.pipeline_state import Job, PipelineState
-from dagster_checkpoints.execution.storage_errors import (
+from dagster_checkpoints.errors import (
     OutcomeUnknown,
     OwnershipLost,
     Precondition,
     StorageUnavailable,
     WriteConflict,
 )
+from dagster_checkpoints.execution.origin import Origin
+from dagster_checkpoints.execution.ownership import OwnershipSteps
+from dagster_checkpoints.execution.pipeline_state import Job, PipelineState
 from dagster_checkpoints.execution.storage_steps import ReadState, ReplaceState, Steps, StoredState, drive
 from tests.execution.storage_scripts import BOB, LEASE, NOW, Clock, follow, owned, pointer, state
 

@@ -6,8 +6,8 @@ from collections.abc import Hashable
 
 import pytest
 
+from dagster_checkpoints.errors import StorageUnavailable
 from dagster_checkpoints.execution.shared_files import PutFile, SharedName, SharedNames, StoredName, store_file
-from dagster_checkpoints.execution.storage_errors import StorageUnavailable
 from tests.execution.storage_scripts import follow
 
 A = "a" * 64

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dagster_checkpoints.coordination import CheckpointProperties, CompletedCheckpoint
+from dagster_checkpoints.errors import StorageError, StorageUnavailable
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, Job, PipelineState
 from dagster_checkpoints.execution.start_point import (
     ListSavepoints,
@@ -25,7 +26,6 @@ from dagster_checkpoints.execution.start_point import (
     is_job_over,
     is_repeated_start,
 )
-from dagster_checkpoints.execution.storage_errors import StorageError, StorageUnavailable
 from dagster_checkpoints.state import ClaimMode, CorruptMetadata, RestoreError
 from tests.execution.storage_scripts import follow, pointer, state
 

@@ -83,7 +83,7 @@ def test_opaque_values_are_written_as_their_type() -> None:
         {"~": "record", "v": ["coordination.events:Declined", {"nonsense": 1}]},
         {"~": "record", "v": ["coordination.events:NoSuchEvent", {}]},
         {"~": "record", "v": ["no.such.module:Declined", {}]},
-        {"~": "record", "v": ["storage.base:ObjectInfo", {}]},
+        {"~": "record", "v": ["files.store:ObjectInfo", {}]},
         {"~": "enum", "v": ["coordination.plan:TaskState", "NO_SUCH_STATE"]},
         {"~": "moment", "v": "yesterday"},
     ],

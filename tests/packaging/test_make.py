@@ -61,7 +61,7 @@ def installed(clone: Path) -> Path:
     (binaries / "dagster").write_text(
         f"""#!{sys.executable}
 from dagster_checkpoints.storage import CheckpointStorage, Owner, open_store
-from dagster_checkpoints.plugin.storage_root import storage_root
+from dagster_checkpoints.storage.root import storage_root
 
 with CheckpointStorage(open_store(storage_root(setting="none")), "flights") as storage:
     storage.acquire(Owner(run_id="run", host="here", pid=1)).release("CANCELED")

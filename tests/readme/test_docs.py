@@ -519,7 +519,7 @@ def test_the_command_line_and_the_pages_agree_on_exit_codes() -> None:
 
 
 def test_the_reasons_and_problems_that_are_explained_exist() -> None:
-    from dagster_checkpoints.plugin.verification import ProblemKind
+    from dagster_checkpoints.storage.verification import ProblemKind
 
     page = (REPOSITORY / "docs/failures.md").read_text(encoding="utf-8")
     reasons = set(re.findall(r"`([A-Z]+(?:_[A-Z]+)+)`", page))

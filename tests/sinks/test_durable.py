@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_checkpoints.sinks.durable import link_or_copy, place
+from dagster_checkpoints.files.durable import link_or_copy, place
 
 
 @pytest.fixture(params=[None, errno.EXDEV, errno.EPERM])

@@ -38,7 +38,7 @@ from dagster_checkpoints.sinks import (
     SinkUnavailable,
     UnreadableSinkTransaction,
 )
-from dagster_checkpoints.sinks.iceberg.catalogs import catalog_settings
+from dagster_checkpoints.systems.iceberg_catalogs import catalog_settings
 from tests.sinks.iceberg_lake import BATCH, NAME, Lake, context, overtake
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.files.urls import local_path, validate_root
 from dagster_checkpoints.sinks import DeltaSink, FileSink, IcebergSink
 from dagster_checkpoints.sources import read_delta_table
 from dagster_checkpoints.spark.session.work_directory import parse_work_directory
-from dagster_checkpoints.storage.urls import local_path, validate_root
 
 
 @pytest.mark.parametrize("letters", ["[", "]", "^", "|", "\\", "\t", "\x7f", "%20", "%5B"])

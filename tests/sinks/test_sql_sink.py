@@ -49,9 +49,9 @@ from dagster_checkpoints.sinks import (
     UnreadableSinkTransaction,
 )
 from dagster_checkpoints.sinks.branches import Branch, Branches, overwritten
-from dagster_checkpoints.sinks.sql.database import DatabaseFailure, failure_of
-from dagster_checkpoints.sinks.sql.url import sql_address
 from dagster_checkpoints.sinks.transaction_copies import TransactionCopies
+from dagster_checkpoints.systems.sql_address import sql_address
+from dagster_checkpoints.systems.sql_database import DatabaseFailure, failure_of
 
 BATCH: Any = SimpleNamespace()
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import make_url
 
-from dagster_checkpoints.errors import repeats_by_nature
+from dagster_checkpoints.errors import StorageAccessDenied, StorageUnavailable, repeats_by_nature
 from dagster_checkpoints.sinks import (
     DeltaSink,
     FileSink,
@@ -29,7 +29,10 @@ from dagster_checkpoints.sinks import (
     SqlSink,
     TwoPhaseCommitSink,
 )
-from dagster_checkpoints.sinks.errors import (
+from dagster_checkpoints.sinks.kafka.staging import StagedMessages
+from dagster_checkpoints.sinks.unwritable import place_error, try_directory
+from dagster_checkpoints.spark.tasks.task_sink import reaching_sink
+from dagster_checkpoints.systems.errors import (
     InvalidSinkDatabase,
     InvalidSinkPath,
     ReservedSinkColumn,
@@ -37,10 +40,6 @@ from dagster_checkpoints.sinks.errors import (
     SinkPathInUse,
     SinkUnavailable,
 )
-from dagster_checkpoints.sinks.kafka.staging import StagedMessages
-from dagster_checkpoints.sinks.unwritable import place_error, try_directory
-from dagster_checkpoints.spark.tasks.task_sink import reaching_sink
-from dagster_checkpoints.storage.errors import StorageAccessDenied, StorageUnavailable
 
 CONTEXT = SinkContext("flights", "delays", "0", 0, 1, 1, "a1", history="h1", epoch=1)
 ROWS = pa.table({"n": pa.array(range(5), pa.int64())})

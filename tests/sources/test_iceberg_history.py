@@ -18,7 +18,6 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, StructType, TimeType
 
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.sinks.iceberg.catalogs import catalog_settings
 from dagster_checkpoints.sources import (
     InvalidSource,
     SourceColumnsChanged,
@@ -28,6 +27,7 @@ from dagster_checkpoints.sources import (
     read_iceberg_table,
 )
 from dagster_checkpoints.sources.iceberg.history import NOTHING, IcebergHistory
+from dagster_checkpoints.systems.iceberg_catalogs import catalog_settings
 from resources.embedded_s3 import EmbeddedS3
 
 SCHEMA = Schema(NestedField(1, "n", LongType(), required=False), NestedField(2, "word", StringType(), required=False))

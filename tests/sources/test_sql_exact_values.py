@@ -13,10 +13,10 @@ from uuid import uuid4
 import pytest
 
 from bench.postgresql import PostgresqlServer
-from dagster_checkpoints.sinks.sql.url import sql_address
 from dagster_checkpoints.sources import InvalidSource
 from dagster_checkpoints.sources.sql.rows import SqlTable
 from dagster_checkpoints.sources.sql.splits import SplitRange
+from dagster_checkpoints.systems.sql_address import sql_address
 
 MIDNIGHT = dt.datetime(2024, 2, 29)
 MOMENT = dt.datetime(2024, 2, 29, 23, 59, 59, 999_999)

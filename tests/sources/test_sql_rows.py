@@ -18,10 +18,10 @@ import pytest
 
 from bench.postgresql import PASSWORD, PostgresqlServer
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.sinks.sql.url import sql_address
 from dagster_checkpoints.sources import InvalidSource, SourceLibraryMissing, SourceUnavailable, read_sql_table
 from dagster_checkpoints.sources.sql.rows import SqlTable
 from dagster_checkpoints.sources.sql.splits import SplitOffset
+from dagster_checkpoints.systems.sql_address import sql_address
 
 MOMENT = dt.datetime(2024, 2, 29, 23, 59, 59, 999_999)
 BIG = 2**62 + 1

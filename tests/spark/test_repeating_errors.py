@@ -21,11 +21,11 @@ from dagster_checkpoints.sinks import (
     SinkTransactionConflict,
     SqlSink,
 )
-from dagster_checkpoints.sinks.errors import InvalidSinkPath
 from dagster_checkpoints.spark import errors
 from dagster_checkpoints.spark.job.events import JobRestarting
 from dagster_checkpoints.state import RestoreError
 from dagster_checkpoints.storage import StorageUnavailable
+from dagster_checkpoints.systems.errors import InvalidSinkPath
 
 ROWS = "k string, v long"
 

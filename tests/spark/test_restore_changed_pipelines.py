@@ -15,7 +15,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
-from dagster_checkpoints.plugin.verification import verify_savepoint
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted
 from dagster_checkpoints.spark.query.restored_plans import forgotten_sources
 from dagster_checkpoints.state import (
@@ -32,6 +31,7 @@ from dagster_checkpoints.state import (
     TaskSnapshot,
     fitted,
 )
+from dagster_checkpoints.storage.verification import verify_savepoint
 
 ROWS = "k string, ts timestamp, v long"
 NAMES = "k string, name string"

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 
+from dagster_checkpoints.files.s3 import S3Store
 from dagster_checkpoints.storage import (
     CheckpointStorage,
     LocalStore,
@@ -20,7 +21,6 @@ from dagster_checkpoints.storage import (
     PutMode,
     StorageUnavailable,
 )
-from dagster_checkpoints.storage.s3 import S3Store
 from resources.embedded_s3 import EmbeddedS3
 
 

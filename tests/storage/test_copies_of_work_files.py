@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import pytest
 
+from dagster_checkpoints.files.s3 import S3Store
 from dagster_checkpoints.state import StateFile
 from dagster_checkpoints.storage import (
     CheckpointStorage,
@@ -26,7 +27,6 @@ from dagster_checkpoints.storage import (
     StateFileChanged,
     StoredObject,
 )
-from dagster_checkpoints.storage.s3 import S3Store
 from resources.embedded_s3 import EmbeddedS3, Fault
 
 MB = 1024 * 1024

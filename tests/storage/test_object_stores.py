@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dagster_checkpoints.files.s3 import S3Store
 from dagster_checkpoints.storage import (
     AlreadyExists,
     InvalidKey,
@@ -23,7 +24,6 @@ from dagster_checkpoints.storage import (
     UpdateVersion,
     open_store,
 )
-from dagster_checkpoints.storage.s3 import S3Store
 
 
 def test_a_written_object_is_read_back(store: ObjectStore) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dagster_checkpoints.files.s3 import S3Store
 from dagster_checkpoints.storage import (
     AlreadyExists,
     BucketMissing,
@@ -20,7 +21,6 @@ from dagster_checkpoints.storage import (
     UpdateVersion,
     WriteConflict,
 )
-from dagster_checkpoints.storage.s3 import S3Store
 from resources.embedded_s3 import EmbeddedS3, Fault
 
 

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import pytest
 
+from dagster_checkpoints.files.s3 import S3Store
 from dagster_checkpoints.storage import (
     CheckpointStorage,
     LocalStore,
@@ -22,7 +23,6 @@ from dagster_checkpoints.storage import (
     Owner,
     StorageUnavailable,
 )
-from dagster_checkpoints.storage.s3 import S3Store
 from resources.embedded_s3 import EmbeddedS3, Fault
 
 MB = 1024 * 1024

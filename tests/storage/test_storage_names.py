@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagster_checkpoints.files.urls import split_directory, validate_directory
 from dagster_checkpoints.state import StateFile
 from dagster_checkpoints.storage import InvalidKey, InvalidRequest, InvalidStorageUrl
 from dagster_checkpoints.storage.layout import (
@@ -16,7 +17,6 @@ from dagster_checkpoints.storage.layout import (
     validate_savepoint_name,
     validate_sha256,
 )
-from dagster_checkpoints.storage.urls import split_directory, validate_directory
 
 LAYOUT = Layout("flights")
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,20}", fullmatch=True)

@@ -11,9 +11,9 @@ from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
 from dagster_checkpoints.plugin.savepoints.recording import SavepointAsset, location_of
 from dagster_checkpoints.plugin.settings import KnownSettings
-from dagster_checkpoints.plugin.verification import VerificationReport, verify_savepoint
 from dagster_checkpoints.spark.session.spark_version import installed_version
 from dagster_checkpoints.storage import CheckpointStorage, InvalidKey, InvalidStorageUrl
+from dagster_checkpoints.storage.verification import VerificationReport, verify_savepoint
 
 if TYPE_CHECKING:
     from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource

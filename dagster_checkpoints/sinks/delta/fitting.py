@@ -12,12 +12,12 @@ from dagster_checkpoints.sinks.base import SinkContext
 from dagster_checkpoints.sinks.delta.columns import schema_of, unfit_for_key, unkept_promises, unpartitionable
 from dagster_checkpoints.sinks.delta.data_files import file_columns, prepare
 from dagster_checkpoints.sinks.delta.log import DeltaLog
-from dagster_checkpoints.sinks.errors import SinkColumnsMismatch
 from dagster_checkpoints.sinks.lake.columns import Column, SchemaEvolution
 from dagster_checkpoints.sinks.lake.fitting import FileFitting, PreparedFile, Target
 from dagster_checkpoints.sinks.lake.placement import FilesOf, PlaceRows
 from dagster_checkpoints.sinks.lake.replacement import Replacement
 from dagster_checkpoints.sinks.lake.replacements import rows_placement
+from dagster_checkpoints.systems.errors import SinkColumnsMismatch
 
 
 class DeltaFitting(FileFitting):

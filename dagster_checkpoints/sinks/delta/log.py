@@ -21,12 +21,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dagster_checkpoints.files.durable import sync
+from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.sinks.delta.active_files import active_files, is_removable
 from dagster_checkpoints.sinks.delta.columns import columns_of, required_columns, schema_of
 from dagster_checkpoints.sinks.delta.data_files import described
-from dagster_checkpoints.sinks.delta.stored_files import StoredTableFiles
-from dagster_checkpoints.sinks.durable import sync
-from dagster_checkpoints.sinks.errors import (
+from dagster_checkpoints.sinks.lake.columns import Column
+from dagster_checkpoints.sinks.lake.fitting import PreparedFile
+from dagster_checkpoints.sinks.lake.rewritable_log import RewritableLog
+from dagster_checkpoints.sinks.lake.table_log import ActiveFile, Change, TableFormat, TableShape
+from dagster_checkpoints.sinks.unwritable import place_error
+from dagster_checkpoints.systems.delta_files import StoredTableFiles
+from dagster_checkpoints.systems.errors import (
     SinkCannotTakeBack,
     SinkColumnsMismatch,
     SinkError,
@@ -34,13 +40,7 @@ from dagster_checkpoints.sinks.errors import (
     SinkTargetChanged,
     SinkUnavailable,
 )
-from dagster_checkpoints.sinks.lake.columns import Column
-from dagster_checkpoints.sinks.lake.fitting import PreparedFile
-from dagster_checkpoints.sinks.lake.rewritable_log import RewritableLog
-from dagster_checkpoints.sinks.lake.table_files import LocalTableFiles, TableFiles
-from dagster_checkpoints.sinks.lake.table_log import ActiveFile, Change, TableFormat, TableShape
-from dagster_checkpoints.sinks.unwritable import place_error
-from dagster_checkpoints.storage.urls import local_path
+from dagster_checkpoints.systems.table_files import LocalTableFiles, TableFiles
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

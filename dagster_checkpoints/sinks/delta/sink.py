@@ -12,10 +12,10 @@ from importlib.util import find_spec
 from dagster_checkpoints.sinks.base import AtNewStart
 from dagster_checkpoints.sinks.delta.fitting import DeltaFitting
 from dagster_checkpoints.sinks.delta.log import DeltaLog, library_missing
-from dagster_checkpoints.sinks.delta.places import delta_url
 from dagster_checkpoints.sinks.lake.columns import SchemaEvolution
 from dagster_checkpoints.sinks.lake.sink import LakeSink
-from dagster_checkpoints.sinks.locations import location_of, uri_of
+from dagster_checkpoints.systems.delta_places import delta_url
+from dagster_checkpoints.systems.locations import location_of, uri_of
 
 _SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss")
 

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from dagster_checkpoints.sinks.errors import SinkColumnsMismatch
 from dagster_checkpoints.sinks.files.names import COLUMNS
 from dagster_checkpoints.sinks.files.target_files import TargetFiles
+from dagster_checkpoints.systems.errors import SinkColumnsMismatch
 
 FileFormat = Literal["parquet", "orc", "csv", "json"]
 """The formats of files."""

@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from dagster_checkpoints.sinks.errors import SinkUnavailable
+from dagster_checkpoints.errors import AlreadyExists, NotFound
 from dagster_checkpoints.sinks.fence import OwnerFile
 from dagster_checkpoints.sinks.files.target_files import TargetFiles, available, in_parallel
 from dagster_checkpoints.sinks.files.web_hdfs import WebHdfs
 from dagster_checkpoints.sinks.temporary_folder import temporary_folder
-from dagster_checkpoints.storage import AlreadyExists, NotFound
+from dagster_checkpoints.systems.errors import SinkUnavailable
 
 _TEMPORARY = ".~"
 """Prefix of the names under which files are written."""

@@ -12,7 +12,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from dagster_checkpoints.sinks.base import SinkContext
-from dagster_checkpoints.sinks.errors import SinkError
 from dagster_checkpoints.sinks.fence import Fence
 from dagster_checkpoints.sinks.files.columns import (
     FileColumns,
@@ -39,6 +38,7 @@ from dagster_checkpoints.sinks.transactions import (
     new_start,
     recovery,
 )
+from dagster_checkpoints.systems.errors import SinkError
 
 
 class FileInstance:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import islice
 
 from dagster_checkpoints.sinks.base import AtNewStart, SinkContext
-from dagster_checkpoints.sinks.errors import SinkHoldsEarlierRows, SinkPathInUse, few
 from dagster_checkpoints.sinks.files.columns import read_columns
 from dagster_checkpoints.sinks.files.names import (
     COLUMNS,
@@ -19,6 +18,7 @@ from dagster_checkpoints.sinks.files.names import (
     timelines_folder,
 )
 from dagster_checkpoints.sinks.files.target_files import TargetFiles
+from dagster_checkpoints.systems.errors import SinkHoldsEarlierRows, SinkPathInUse, few
 
 _NAMED = 4
 

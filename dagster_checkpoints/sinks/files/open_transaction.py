@@ -14,8 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dagster_checkpoints.sinks.durable import link_or_copy
-from dagster_checkpoints.sinks.errors import SinkRowsRefused, SinkUnavailable
+from dagster_checkpoints.files.durable import link_or_copy
 from dagster_checkpoints.sinks.exact_values import check_values
 from dagster_checkpoints.sinks.files.names import staged_name
 from dagster_checkpoints.sinks.files.part_files import FileLayout, PartFiles
@@ -23,6 +22,7 @@ from dagster_checkpoints.sinks.files.records import StagedPart
 from dagster_checkpoints.sinks.files.target_files import TargetFiles
 from dagster_checkpoints.sinks.parquet_files import arrow_schema
 from dagster_checkpoints.sinks.unwritable import place_error
+from dagster_checkpoints.systems.errors import SinkRowsRefused, SinkUnavailable
 
 _ROWS_AT_A_TIME = 131_072
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import date
 from typing import Any
 
-from dagster_checkpoints.sinks.errors import SinkRowsRefused
+from dagster_checkpoints.systems.errors import SinkRowsRefused
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED = re.compile("[\x00-\x1f\x7f\"#%'*/:=?\\\\{\\[\\]^]")

@@ -6,11 +6,11 @@ Files are moved, never deleted. Every step can be repeated after a crash. Must n
 from __future__ import annotations
 
 from dagster_checkpoints.sinks.branches import settlement
-from dagster_checkpoints.sinks.errors import SinkCannotTakeBack, SinkTransactionLost, few
 from dagster_checkpoints.sinks.files.names import FileCommitName
 from dagster_checkpoints.sinks.files.records import StagedParts
 from dagster_checkpoints.sinks.files.target_files import TargetFiles
 from dagster_checkpoints.sinks.files.transactions import FileTransactions
+from dagster_checkpoints.systems.errors import SinkCannotTakeBack, SinkTransactionLost, few
 
 
 class FileRestores:

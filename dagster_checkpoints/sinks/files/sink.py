@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 from uuid import uuid4
 
+from dagster_checkpoints.files.urls import local_path, url_scheme
 from dagster_checkpoints.pipeline.number_values import is_count
 from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, TwoPhaseCommitSink
-from dagster_checkpoints.sinks.errors import InvalidSinkPath, SinkNotOpen
 from dagster_checkpoints.sinks.files.columns import FileFormat, check_columns, check_layout, read_columns
 from dagster_checkpoints.sinks.files.names import OWN, STAGE_MARK, VALID_ATTEMPT, job_of
 from dagster_checkpoints.sinks.files.new_start import check_new_start
 from dagster_checkpoints.sinks.files.target_files import TargetFiles, target_files
-from dagster_checkpoints.sinks.locations import location_of, target_url, uri_of
 from dagster_checkpoints.sinks.stage_mark import encoded, mark_of, read_mark
 from dagster_checkpoints.sinks.unwritable import try_directory
-from dagster_checkpoints.storage.urls import local_path, url_scheme
+from dagster_checkpoints.systems.errors import InvalidSinkPath, SinkNotOpen
+from dagster_checkpoints.systems.locations import location_of, target_url, uri_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

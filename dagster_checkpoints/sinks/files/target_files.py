@@ -16,22 +16,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from dagster_checkpoints.sinks.durable import make_directory, place, sync
-from dagster_checkpoints.sinks.errors import SinkUnavailable
+from dagster_checkpoints.errors import AlreadyExists, NotFound, Precondition, StorageError
+from dagster_checkpoints.files.durable import make_directory, place, sync
+from dagster_checkpoints.files.local import LocalStore
+from dagster_checkpoints.files.opening import open_store
+from dagster_checkpoints.files.store import ObjectStore, UpdateVersion
+from dagster_checkpoints.files.urls import local_path, url_scheme
 from dagster_checkpoints.sinks.fence import OwnerFile
 from dagster_checkpoints.sinks.temporary_folder import temporary_folder
 from dagster_checkpoints.sinks.unwritable import place_error
-from dagster_checkpoints.storage import (
-    AlreadyExists,
-    LocalStore,
-    NotFound,
-    ObjectStore,
-    Precondition,
-    StorageError,
-    UpdateVersion,
-    open_store,
-)
-from dagster_checkpoints.storage.urls import local_path, url_scheme
+from dagster_checkpoints.systems.errors import SinkUnavailable
 
 _PARALLEL_REQUESTS = 8
 _MAKING = 100
@@ -280,7 +274,7 @@ class StoredTargetFiles(StoreFiles):
 
     Args:
         url: the location.
-        options: options of the client, see :func:`dagster_checkpoints.storage.s3.create_client`.
+        options: options of the client, see :func:`dagster_checkpoints.files.s3.create_client`.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 
 from dagster_checkpoints.sinks.base import SinkCommit, SinkContext
-from dagster_checkpoints.sinks.errors import SinkTransactionLost, UnreadableSinkTransaction, few
 from dagster_checkpoints.sinks.fence import Fence
 from dagster_checkpoints.sinks.files.names import (
     FileCommitName,
@@ -30,6 +29,7 @@ from dagster_checkpoints.sinks.files.names import (
 from dagster_checkpoints.sinks.files.records import PARTS, TIMELINES, JobTimeline, StagedParts
 from dagster_checkpoints.sinks.files.target_files import TargetFiles
 from dagster_checkpoints.sinks.temporary_folder import TemporaryFolder
+from dagster_checkpoints.systems.errors import SinkTransactionLost, UnreadableSinkTransaction, few
 
 _IN_SAVEPOINT = "transaction.json"
 

@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote, urlsplit
 import requests
 from requests.adapters import HTTPAdapter
 
-from dagster_checkpoints.storage.errors import AlreadyExists, NotFound, StorageAccessDenied, StorageUnavailable
+from dagster_checkpoints.errors import AlreadyExists, NotFound, StorageAccessDenied, StorageUnavailable
 
 _SECONDS = 5.0, 60.0  # to connect, and between two pieces of an answer
 _CONNECTIONS = 8

@@ -13,7 +13,7 @@ from typing import Any
 
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
-from dagster_checkpoints.sinks.durable import sync
+from dagster_checkpoints.files.durable import sync
 
 
 class DurableFileIO(PyArrowFileIO):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_checkpoints.sinks.base import SinkContext
-from dagster_checkpoints.sinks.errors import SinkColumnsMismatch
 from dagster_checkpoints.sinks.iceberg.columns import nested_required, unfit_for_key, unpartitionable
 from dagster_checkpoints.sinks.iceberg.data_files import file_columns, prepare
 from dagster_checkpoints.sinks.iceberg.log import IcebergLog
@@ -19,6 +18,7 @@ from dagster_checkpoints.sinks.lake.fitting import FileFitting, PreparedFile, Ta
 from dagster_checkpoints.sinks.lake.placement import FilesOf, PlaceRows
 from dagster_checkpoints.sinks.lake.replacement import Replacement
 from dagster_checkpoints.sinks.lake.replacements import rows_placement
+from dagster_checkpoints.systems.errors import SinkColumnsMismatch
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

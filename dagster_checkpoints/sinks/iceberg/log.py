@@ -21,7 +21,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dagster_checkpoints.sinks.errors import (
+from dagster_checkpoints.sinks.iceberg.active_files import ActiveFiles, manifests_of, may_hold, obstacles, partition_of, readable
+from dagster_checkpoints.sinks.iceberg.columns import columns_of, required_columns, schema_of
+from dagster_checkpoints.sinks.iceberg.data_files import described, iceberg_file
+from dagster_checkpoints.sinks.iceberg.stored_files import NoTableFiles, ObjectStoreFiles
+from dagster_checkpoints.sinks.lake.columns import Column
+from dagster_checkpoints.sinks.lake.fitting import PreparedFile
+from dagster_checkpoints.sinks.lake.rewritable_log import RewritableLog
+from dagster_checkpoints.sinks.lake.table_log import ActiveFile, Change, TableFormat, TableShape
+from dagster_checkpoints.sinks.unwritable import place_error
+from dagster_checkpoints.systems.errors import (
     InvalidSinkPath,
     SinkCannotTakeBack,
     SinkColumnsMismatch,
@@ -29,17 +38,8 @@ from dagster_checkpoints.sinks.errors import (
     SinkTargetChanged,
     SinkUnavailable,
 )
-from dagster_checkpoints.sinks.iceberg.active_files import ActiveFiles, manifests_of, may_hold, obstacles, partition_of, readable
-from dagster_checkpoints.sinks.iceberg.catalogs import CatalogSettings, library_missing
-from dagster_checkpoints.sinks.iceberg.columns import columns_of, required_columns, schema_of
-from dagster_checkpoints.sinks.iceberg.data_files import described, iceberg_file
-from dagster_checkpoints.sinks.iceberg.stored_files import NoTableFiles, ObjectStoreFiles
-from dagster_checkpoints.sinks.lake.columns import Column
-from dagster_checkpoints.sinks.lake.fitting import PreparedFile
-from dagster_checkpoints.sinks.lake.rewritable_log import RewritableLog
-from dagster_checkpoints.sinks.lake.table_files import LocalTableFiles, TableFiles
-from dagster_checkpoints.sinks.lake.table_log import ActiveFile, Change, TableFormat, TableShape
-from dagster_checkpoints.sinks.unwritable import place_error
+from dagster_checkpoints.systems.iceberg_catalogs import CatalogSettings, library_missing
+from dagster_checkpoints.systems.table_files import LocalTableFiles, TableFiles
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

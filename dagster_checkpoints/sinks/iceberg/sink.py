@@ -11,12 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dagster_checkpoints.sinks.base import AtNewStart
-from dagster_checkpoints.sinks.errors import InvalidSinkPath
-from dagster_checkpoints.sinks.iceberg.catalogs import catalog_settings, library_missing
 from dagster_checkpoints.sinks.iceberg.fitting import IcebergFitting
 from dagster_checkpoints.sinks.iceberg.log import IcebergLog
 from dagster_checkpoints.sinks.lake.columns import SchemaEvolution
 from dagster_checkpoints.sinks.lake.sink import LakeSink
+from dagster_checkpoints.systems.errors import InvalidSinkPath
+from dagster_checkpoints.systems.iceberg_catalogs import catalog_settings, library_missing
 
 
 class IcebergSink(LakeSink):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from dagster_checkpoints.sinks.lake.table_files import TableFiles
+from dagster_checkpoints.systems.table_files import TableFiles
 
 _CHUNK = 8 * 1024 * 1024
 _PARALLEL_REQUESTS = 8

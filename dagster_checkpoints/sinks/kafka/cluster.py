@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_checkpoints.sinks.errors import (
+from dagster_checkpoints.systems.errors import (
     InvalidSinkTopic,
     SinkError,
     SinkLibraryMissing,

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dagster_checkpoints.sinks.base import SinkCommit, SinkContext
-from dagster_checkpoints.sinks.errors import SinkCannotTakeBack, UnreadableSinkTransaction
 from dagster_checkpoints.sinks.kafka.ledger import KafkaJobLedger
 from dagster_checkpoints.sinks.kafka.messages import KEY, VALUE, MessageFormat, headers_of
 from dagster_checkpoints.sinks.kafka.staging import StagedMessages, read_messages
@@ -33,6 +32,7 @@ from dagster_checkpoints.sinks.transactions import (
     new_start,
     recovery,
 )
+from dagster_checkpoints.systems.errors import SinkCannotTakeBack, UnreadableSinkTransaction
 
 OlderRestore = Literal["refuse", "write_again"]
 """What a restore of an older checkpoint does, after which the job gives rows again that are in the topic."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import time
 
-from dagster_checkpoints.sinks.errors import InvalidSinkTopic, SinkUnavailable
 from dagster_checkpoints.sinks.kafka.cluster import KafkaCluster
 from dagster_checkpoints.sinks.kafka.ledger import KafkaLedger
 from dagster_checkpoints.sinks.kafka.topics import KafkaTopic, KafkaTopics
+from dagster_checkpoints.systems.errors import InvalidSinkTopic, SinkUnavailable
 
 _SUFFIX = "-dagster-checkpoints"
 _LONGEST_NAME = 249

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_checkpoints.sinks.errors import SinkColumnsMismatch, SinkRowsRefused
 from dagster_checkpoints.sinks.exact_values import check_values
+from dagster_checkpoints.systems.errors import SinkColumnsMismatch, SinkRowsRefused
 
 KEY, VALUE, HEADERS = "key", "value", "headers"
 RECORD_OVERHEAD = 61 + 36

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from dagster_checkpoints.sinks.base import SinkContext
-from dagster_checkpoints.sinks.errors import SinkHoldsEarlierRows, SinkPathInUse
 from dagster_checkpoints.sinks.kafka.ledger import KafkaLedger
 from dagster_checkpoints.sinks.lake.names import job_name
+from dagster_checkpoints.systems.errors import SinkHoldsEarlierRows, SinkPathInUse
 
 KafkaAtNewStart = Literal["refuse", "keep"]
 """What a new start does if an earlier job has sent messages: they cannot be removed from a log."""

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow.parquet as pq
 
+from dagster_checkpoints.files.urls import local_path, url_scheme
 from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.sinks.base import SinkCommit, SinkContext, TwoPhaseCommitSink
-from dagster_checkpoints.sinks.errors import InvalidSinkPath, SinkNotOpen
 from dagster_checkpoints.sinks.kafka.cluster import SET_BY_THE_SINK, KafkaCluster
 from dagster_checkpoints.sinks.kafka.instance import KafkaInstance, OlderRestore
 from dagster_checkpoints.sinks.kafka.ledger_topic import LedgerBlocked, LedgerTopic, ledger_topic_name
@@ -35,7 +35,7 @@ from dagster_checkpoints.sinks.kafka.staging import StagedMessages
 from dagster_checkpoints.sinks.kafka.topics import KafkaTopics
 from dagster_checkpoints.sinks.kafka.transactions import KafkaTransactions
 from dagster_checkpoints.sinks.unwritable import try_directory
-from dagster_checkpoints.storage.urls import local_path, url_scheme
+from dagster_checkpoints.systems.errors import InvalidSinkPath, SinkNotOpen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -18,10 +18,10 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from dagster_checkpoints.files.durable import make_directory, place, sizes, sync
 from dagster_checkpoints.sinks.base import SinkContext
-from dagster_checkpoints.sinks.durable import make_directory, place, sizes, sync
-from dagster_checkpoints.sinks.errors import SinkTransactionLost, few
 from dagster_checkpoints.sinks.lake.names import attempt_name, is_newer_owners
+from dagster_checkpoints.systems.errors import SinkTransactionLost, few
 
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
 

@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_checkpoints.sinks.errors import InvalidSinkTopic, SinkTargetChanged
 from dagster_checkpoints.sinks.kafka.cluster import KafkaCluster
+from dagster_checkpoints.systems.errors import InvalidSinkTopic, SinkTargetChanged
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient

@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dagster_checkpoints.sinks.base import SinkContext
-from dagster_checkpoints.sinks.errors import SinkError, SinkFenced, SinkTargetChanged, SinkTransactionLost, SinkUnavailable
 from dagster_checkpoints.sinks.kafka.cluster import KafkaCluster
 from dagster_checkpoints.sinks.kafka.ledger import KafkaJobLedger, KafkaLedger, KafkaOwner, job_key, owner_key
 from dagster_checkpoints.sinks.kafka.ledger_topic import LedgerBlocked, LedgerTopic
 from dagster_checkpoints.sinks.kafka.topics import KafkaTopic
+from dagster_checkpoints.systems.errors import SinkError, SinkFenced, SinkTargetChanged, SinkTransactionLost, SinkUnavailable
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer

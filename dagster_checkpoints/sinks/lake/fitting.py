@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dagster_checkpoints.sinks.base import SinkContext
-from dagster_checkpoints.sinks.errors import SinkColumnsMismatch
 from dagster_checkpoints.sinks.lake.columns import Column, SchemaEvolution, added, differences
 from dagster_checkpoints.sinks.lake.placement import FilesOf, PlaceRows
 from dagster_checkpoints.sinks.lake.replacement import Replacement
 from dagster_checkpoints.sinks.lake.table_log import TableLog, TableShape
+from dagster_checkpoints.systems.errors import SinkColumnsMismatch
 
 _ADDING = 5
 

@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from dagster_checkpoints.sinks.base import SinkContext
-from dagster_checkpoints.sinks.errors import SinkError, SinkRowsRefused
 from dagster_checkpoints.sinks.lake.fitting import FileFitting, PreparedFile, Target
 from dagster_checkpoints.sinks.lake.ledger import JobLedger, is_committed, owner_number, read_ledger
 from dagster_checkpoints.sinks.lake.names import (
@@ -35,6 +34,7 @@ from dagster_checkpoints.sinks.transactions import (
     new_start,
     recovery,
 )
+from dagster_checkpoints.systems.errors import SinkError, SinkRowsRefused
 
 
 class LakeInstance:

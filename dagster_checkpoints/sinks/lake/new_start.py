@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from dagster_checkpoints.sinks.base import AtNewStart, SinkContext
-from dagster_checkpoints.sinks.errors import SinkCannotTakeBack, SinkHoldsEarlierRows, SinkPathInUse, few
 from dagster_checkpoints.sinks.lake.ledger import committed_of, describe, read_ledger
 from dagster_checkpoints.sinks.lake.names import (
     InstanceNames,
@@ -22,6 +21,7 @@ from dagster_checkpoints.sinks.lake.names import (
 from dagster_checkpoints.sinks.lake.rewritable_log import RewritableLog
 from dagster_checkpoints.sinks.lake.table_log import ActiveFile, Change, TableLog
 from dagster_checkpoints.sinks.lake.timelines import Timelines
+from dagster_checkpoints.systems.errors import SinkCannotTakeBack, SinkHoldsEarlierRows, SinkPathInUse, few
 
 
 def check_new_start(log: TableLog, context: SinkContext, at_new_start: AtNewStart, *, by_key: bool, sink: str) -> None:

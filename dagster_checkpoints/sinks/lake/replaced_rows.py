@@ -24,12 +24,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dagster_checkpoints.sinks.base import SinkContext
-from dagster_checkpoints.sinks.errors import SinkUnavailable
 from dagster_checkpoints.sinks.lake.keys import KeyColumns, key_types, newest_of_each_key, split, with_keys
 from dagster_checkpoints.sinks.lake.names import TransactionName, origin_of, remainder_epoch
 from dagster_checkpoints.sinks.lake.placement import Placement
 from dagster_checkpoints.sinks.lake.rewritable_log import RewritableLog
 from dagster_checkpoints.sinks.lake.table_log import ActiveFile, DataFile
+from dagster_checkpoints.systems.errors import SinkUnavailable
 
 _ROWS_AT_A_TIME = 2_000_000
 _BUFFERED_BYTES = 64 * 1024 * 1024

@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, get_args
 
+from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, TwoPhaseCommitSink
-from dagster_checkpoints.sinks.errors import InvalidSinkPath, SinkNotOpen
 from dagster_checkpoints.sinks.lake.columns import SchemaEvolution
 from dagster_checkpoints.sinks.lake.fitting import FileFitting
 from dagster_checkpoints.sinks.lake.instance import LakeInstance
@@ -23,7 +23,7 @@ from dagster_checkpoints.sinks.lake.names import VALID_NAME
 from dagster_checkpoints.sinks.lake.new_start import check_new_start
 from dagster_checkpoints.sinks.lake.replacement import Replacement
 from dagster_checkpoints.sinks.unwritable import try_directory
-from dagster_checkpoints.storage.urls import local_path
+from dagster_checkpoints.systems.errors import InvalidSinkPath, SinkNotOpen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

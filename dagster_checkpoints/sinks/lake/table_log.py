@@ -15,7 +15,7 @@ import msgspec
 from dagster_checkpoints.sinks.lake.columns import Column
 
 if TYPE_CHECKING:
-    from dagster_checkpoints.sinks.lake.table_files import TableFiles
+    from dagster_checkpoints.systems.table_files import TableFiles
 
 
 class DataFile(msgspec.Struct, frozen=True):

@@ -15,11 +15,11 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from dagster_checkpoints.sinks.branches import check_not_overwritten, settlement
-from dagster_checkpoints.sinks.errors import SinkCannotTakeBack, SinkTransactionLost, few
 from dagster_checkpoints.sinks.lake.ledger import JobLedger, commit_order, committed_of, describe, read_ledger
 from dagster_checkpoints.sinks.lake.names import InstanceNames, TransactionName, original_name, renewed_name
 from dagster_checkpoints.sinks.lake.table_log import Change, DataFile, TableLog
 from dagster_checkpoints.sinks.lake.transactions import Transactions
+from dagster_checkpoints.systems.errors import SinkCannotTakeBack, SinkTransactionLost, few
 
 
 class Timelines:

@@ -19,7 +19,13 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from dagster_checkpoints.sinks.base import SinkCommit, SinkContext
-from dagster_checkpoints.sinks.errors import (
+from dagster_checkpoints.sinks.lake.columns import added, differences
+from dagster_checkpoints.sinks.lake.fitting import FileFitting
+from dagster_checkpoints.sinks.lake.ledger import committing, describe, is_committed, newest, owner_number
+from dagster_checkpoints.sinks.lake.names import TransactionName, is_newer_owners, parse_transaction
+from dagster_checkpoints.sinks.lake.placement import RowPlacement
+from dagster_checkpoints.sinks.lake.table_log import Change, DataFile, StagedTransaction, TableLog
+from dagster_checkpoints.systems.errors import (
     SinkColumnsMismatch,
     SinkFenced,
     SinkTargetChanged,
@@ -27,12 +33,6 @@ from dagster_checkpoints.sinks.errors import (
     UnreadableSinkTransaction,
     few,
 )
-from dagster_checkpoints.sinks.lake.columns import added, differences
-from dagster_checkpoints.sinks.lake.fitting import FileFitting
-from dagster_checkpoints.sinks.lake.ledger import committing, describe, is_committed, newest, owner_number
-from dagster_checkpoints.sinks.lake.names import TransactionName, is_newer_owners, parse_transaction
-from dagster_checkpoints.sinks.lake.placement import RowPlacement
-from dagster_checkpoints.sinks.lake.table_log import Change, DataFile, StagedTransaction, TableLog
 
 _FILE_IN_SAVEPOINT = "transaction.json"
 

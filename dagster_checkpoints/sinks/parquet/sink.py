@@ -29,9 +29,9 @@ from uuid import uuid4
 
 import pyarrow.parquet as pq
 
+from dagster_checkpoints.files.durable import place, sync
+from dagster_checkpoints.files.urls import local_path, url_scheme
 from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, TwoPhaseCommitSink
-from dagster_checkpoints.sinks.durable import place, sync
-from dagster_checkpoints.sinks.errors import InvalidSinkPath, ReservedSinkColumn, SinkNotOpen
 from dagster_checkpoints.sinks.fence import Fence, LocalOwnerFile
 from dagster_checkpoints.sinks.parquet import table_directory
 from dagster_checkpoints.sinks.parquet.taken_back import BRANCHES, COMMITTED, TAKEN_BACK, TakenBack
@@ -47,7 +47,7 @@ from dagster_checkpoints.sinks.transactions import (
     recovery,
 )
 from dagster_checkpoints.sinks.unwritable import try_directory
-from dagster_checkpoints.storage.urls import local_path, url_scheme
+from dagster_checkpoints.systems.errors import InvalidSinkPath, ReservedSinkColumn, SinkNotOpen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -14,9 +14,9 @@ from pathlib import Path
 from uuid import uuid4
 
 from dagster_checkpoints.sinks.base import AtNewStart, SinkContext
-from dagster_checkpoints.sinks.errors import InvalidSinkPath, SinkHoldsEarlierRows, SinkPathInUse, few
 from dagster_checkpoints.sinks.parquet.taken_back import COMMITTED
 from dagster_checkpoints.sinks.stage_mark import StageMark, encoded, mark_of, read_mark
+from dagster_checkpoints.systems.errors import InvalidSinkPath, SinkHoldsEarlierRows, SinkPathInUse, few
 
 _MARKER = ".sink.json"
 

@@ -22,9 +22,9 @@ from uuid import uuid4
 
 import msgspec
 
+from dagster_checkpoints.files.durable import sync
 from dagster_checkpoints.sinks.branches import Branches, settlement
-from dagster_checkpoints.sinks.durable import sync
-from dagster_checkpoints.sinks.errors import SinkPathInUse, SinkTransactionLost
+from dagster_checkpoints.systems.errors import SinkPathInUse, SinkTransactionLost
 
 TAKEN_BACK = ".taken-back"
 BRANCHES = ".branches"

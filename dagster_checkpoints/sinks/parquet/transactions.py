@@ -19,10 +19,10 @@ from uuid import uuid4
 
 import msgspec
 
+from dagster_checkpoints.files.durable import place, sizes, sync
 from dagster_checkpoints.sinks.base import SinkCommit
-from dagster_checkpoints.sinks.durable import place, sizes, sync
-from dagster_checkpoints.sinks.errors import SinkTransactionConflict, SinkTransactionLost, UnreadableSinkTransaction, few
 from dagster_checkpoints.sinks.parquet.taken_back import COMMITTED
+from dagster_checkpoints.systems.errors import SinkTransactionConflict, SinkTransactionLost, UnreadableSinkTransaction, few
 
 STAGING = ".staging"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")

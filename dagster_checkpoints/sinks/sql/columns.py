@@ -13,9 +13,9 @@ import pyarrow as pa
 from sqlalchemy import types as sql
 from sqlalchemy.dialects import postgresql
 
-from dagster_checkpoints.sinks.errors import ReservedSinkColumn, SinkColumnsMismatch
 from dagster_checkpoints.sinks.exact_values import ColumnLimits
-from dagster_checkpoints.sinks.sql.url import IDENTIFIER_BYTES, DatabaseKind
+from dagster_checkpoints.systems.errors import ReservedSinkColumn, SinkColumnsMismatch
+from dagster_checkpoints.systems.sql_address import IDENTIFIER_BYTES, DatabaseKind
 
 POSITION = "_dagster_position"
 """Column of staging tables: the row's number in its transaction, from 0."""

@@ -29,7 +29,6 @@ from sqlalchemy import (
 
 from dagster_checkpoints.sinks.base import SinkContext
 from dagster_checkpoints.sinks.branches import Branches
-from dagster_checkpoints.sinks.errors import SinkFenced, SinkPathInUse
 from dagster_checkpoints.sinks.sql.ledger_tables import (
     INSTANCES,
     SINKS,
@@ -39,6 +38,7 @@ from dagster_checkpoints.sinks.sql.ledger_tables import (
     ledger_tables,
 )
 from dagster_checkpoints.sinks.transactions import stages_for_newer_owner
+from dagster_checkpoints.systems.errors import SinkFenced, SinkPathInUse
 
 # Created at import: two threads that decode a type for the first time at the same moment crash msgspec.
 _BRANCHES = msgspec.json.Decoder(Branches)

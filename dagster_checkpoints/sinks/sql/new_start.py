@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from dagster_checkpoints.sinks.base import AtNewStart, SinkContext
-from dagster_checkpoints.sinks.errors import SinkHoldsEarlierRows, SinkPathInUse
 from dagster_checkpoints.sinks.sql.ledger import SqlLedger
 from dagster_checkpoints.sinks.sql.ledger_tables import COMMITS
 from dagster_checkpoints.sinks.sql.taken_back import mark
 from dagster_checkpoints.sinks.sql.target import SqlTarget
+from dagster_checkpoints.systems.errors import SinkHoldsEarlierRows, SinkPathInUse
 
 
 @dataclass(frozen=True, slots=True)

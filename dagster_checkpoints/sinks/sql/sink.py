@@ -21,12 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 from uuid import uuid4
 
+from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, TwoPhaseCommitSink
-from dagster_checkpoints.sinks.errors import (
-    SinkNotOpen,
-)
-from dagster_checkpoints.sinks.sql.url import IDENTIFIER_BYTES, is_known_now, sql_address, variable_name
 from dagster_checkpoints.sinks.transactions import (
     AbortRest,
     Commit,
@@ -37,7 +34,10 @@ from dagster_checkpoints.sinks.transactions import (
     new_start,
     recovery,
 )
-from dagster_checkpoints.storage.urls import local_path
+from dagster_checkpoints.systems.errors import (
+    SinkNotOpen,
+)
+from dagster_checkpoints.systems.sql_address import IDENTIFIER_BYTES, is_known_now, sql_address, variable_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -15,20 +15,20 @@ import pyarrow.parquet as pq
 from sqlalchemy import Connection
 
 from dagster_checkpoints.sinks.base import AtNewStart, SinkContext
-from dagster_checkpoints.sinks.errors import SinkTransactionConflict, SinkTransactionLost, UnreadableSinkTransaction
 from dagster_checkpoints.sinks.exact_values import ColumnLimits, check_values
 from dagster_checkpoints.sinks.parquet.transactions import parquet_rows
 from dagster_checkpoints.sinks.sql.columns import SinkColumn, stage_columns
-from dagster_checkpoints.sinks.sql.database import SqlDatabase
 from dagster_checkpoints.sinks.sql.ledger import SqlLedger
 from dagster_checkpoints.sinks.sql.ledger_tables import COMMITS, STAGED, TRANSACTIONS, SqlTransaction
 from dagster_checkpoints.sinks.sql.new_start import SqlNewStart
 from dagster_checkpoints.sinks.sql.rows import read_batches
 from dagster_checkpoints.sinks.sql.taken_back import SqlTakenBack, mark
 from dagster_checkpoints.sinks.sql.target import SqlTarget
-from dagster_checkpoints.sinks.sql.url import SqlAddress
 from dagster_checkpoints.sinks.transaction_copies import TransactionCopies
 from dagster_checkpoints.sinks.unwritable import try_directory
+from dagster_checkpoints.systems.errors import SinkTransactionConflict, SinkTransactionLost, UnreadableSinkTransaction
+from dagster_checkpoints.systems.sql_address import SqlAddress
+from dagster_checkpoints.systems.sql_database import SqlDatabase
 
 
 class SqlTables:

@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from sqlalchemy import Connection
 
 from dagster_checkpoints.sinks.branches import Branches, check_not_overwritten, settlement
-from dagster_checkpoints.sinks.errors import SinkCannotTakeBack, SinkTransactionLost
 from dagster_checkpoints.sinks.sql.ledger import SqlLedger
 from dagster_checkpoints.sinks.sql.ledger_tables import COMMITS, CommittedTransaction
 from dagster_checkpoints.sinks.sql.target import SqlTarget
+from dagster_checkpoints.systems.errors import SinkCannotTakeBack, SinkTransactionLost
 
 
 class SqlTakenBack:

@@ -32,11 +32,11 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateTable, DropTable
 
-from dagster_checkpoints.sinks.errors import SinkColumnsMismatch, SinkTargetChanged, SinkTransactionLost
 from dagster_checkpoints.sinks.exact_values import ColumnLimits
 from dagster_checkpoints.sinks.sql.columns import POSITION, SinkColumn, check_table, column_limits, is_computed
 from dagster_checkpoints.sinks.sql.rows import copy_text, sqlite_rows
-from dagster_checkpoints.sinks.sql.url import IDENTIFIER_BYTES, DatabaseKind
+from dagster_checkpoints.systems.errors import SinkColumnsMismatch, SinkTargetChanged, SinkTransactionLost
+from dagster_checkpoints.systems.sql_address import IDENTIFIER_BYTES, DatabaseKind
 
 _POSITION: Any = column(POSITION, BigInteger)
 

@@ -14,8 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from dagster_checkpoints.sinks.delta.stored_files import StoredTableFiles
-from dagster_checkpoints.sinks.lake.table_files import LocalTableFiles, TableFiles
+from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.sources.delta.commits import (
     AddedFile,
     DeltaCommit,
@@ -36,7 +35,8 @@ from dagster_checkpoints.sources.errors import (
 )
 from dagster_checkpoints.sources.lake.arguments import ChangedRows
 from dagster_checkpoints.sources.lake.positions import LakeFile
-from dagster_checkpoints.storage.urls import local_path
+from dagster_checkpoints.systems.delta_files import StoredTableFiles
+from dagster_checkpoints.systems.table_files import LocalTableFiles, TableFiles
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

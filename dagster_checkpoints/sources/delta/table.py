@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.sinks.delta.places import delta_url
-from dagster_checkpoints.sinks.errors import InvalidSinkPath
 from dagster_checkpoints.sources.errors import InvalidSource, SourceLibraryMissing
+from dagster_checkpoints.systems.delta_places import delta_url
+from dagster_checkpoints.systems.errors import InvalidSinkPath
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
-from dagster_checkpoints.sinks.iceberg.catalogs import CatalogSettings
 from dagster_checkpoints.sources.errors import (
     InvalidSource,
     SourceColumnsChanged,
@@ -33,6 +32,7 @@ from dagster_checkpoints.sources.iceberg.projection import (
 from dagster_checkpoints.sources.iceberg.schemas import spark_schema
 from dagster_checkpoints.sources.lake.arguments import ChangedRows
 from dagster_checkpoints.sources.lake.positions import LakeFile
+from dagster_checkpoints.systems.iceberg_catalogs import CatalogSettings
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile

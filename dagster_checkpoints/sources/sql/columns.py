@@ -12,8 +12,8 @@ import pyarrow as pa
 from pyspark.sql import types as spark
 from sqlalchemy import types as sql
 
-from dagster_checkpoints.sinks.sql.url import DatabaseKind
 from dagster_checkpoints.sources.sql.splits import SplitUnit
+from dagster_checkpoints.systems.sql_address import DatabaseKind
 
 _LARGEST_DECIMAL = 38
 _SCALE_OF_ANY = 18

@@ -12,8 +12,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dagster_checkpoints.sinks.sql.url import SqlAddress
 from dagster_checkpoints.sources.errors import InvalidSource
+from dagster_checkpoints.systems.sql_address import SqlAddress
 
 
 def engine_of(address: SqlAddress, shown: str) -> sa.Engine:

@@ -16,13 +16,13 @@ from typing import Any
 import pyarrow as pa
 import sqlalchemy as sa
 
-from dagster_checkpoints.sinks.sql.database import DatabaseFailure, failure_of
-from dagster_checkpoints.sinks.sql.url import SqlAddress
 from dagster_checkpoints.sources.errors import InvalidSource, SourceUnavailable
 from dagster_checkpoints.sources.sql.columns import TableColumn, table_column
 from dagster_checkpoints.sources.sql.connections import engine_of
 from dagster_checkpoints.sources.sql.exact_values import ValueDoesNotFit, exact_array, exact_value, shown
 from dagster_checkpoints.sources.sql.splits import SplitRange
+from dagster_checkpoints.systems.sql_address import SqlAddress
+from dagster_checkpoints.systems.sql_database import DatabaseFailure, failure_of
 
 _ROWS_OF_A_BATCH = 10_000
 _REPEATED = (DatabaseFailure.AWAY, DatabaseFailure.NO_SPACE)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.pipeline.number_values import is_count
-from dagster_checkpoints.sinks.errors import InvalidSinkDatabase, SinkLibraryMissing
-from dagster_checkpoints.sinks.sql.url import sql_address
 from dagster_checkpoints.sources.errors import InvalidSource, SourceLibraryMissing
+from dagster_checkpoints.systems.errors import InvalidSinkDatabase, SinkLibraryMissing
+from dagster_checkpoints.systems.sql_address import sql_address
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.files.urls import file_url_rule, local_path, url_scheme
 from dagster_checkpoints.spark.files.hadoop_path import HadoopFileSystem, HadoopPath
 from dagster_checkpoints.spark.files.work_folder import WorkFolder
 from dagster_checkpoints.spark.files.work_path import WorkPath, entries_of, remove_if_empty, remove_tree
-from dagster_checkpoints.storage.urls import file_url_rule, local_path, url_scheme
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from dagster_checkpoints.sinks.durable import link_or_copy
+from dagster_checkpoints.files.durable import link_or_copy
 from dagster_checkpoints.spark.files.work_path import WorkPath, url
 from dagster_checkpoints.spark.snapshots.query_files import (
     IMMUTABLE,

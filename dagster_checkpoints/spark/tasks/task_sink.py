@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dagster_checkpoints.files.durable import link_or_copy
+from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.pipeline import CheckEvaluation, Pipeline, Stage
 from dagster_checkpoints.sinks import SinkCommit, SinkContext, SinkError, TwoPhaseCommitSink
-from dagster_checkpoints.sinks.durable import link_or_copy
 from dagster_checkpoints.sinks.transactions import PendingTransactions
 from dagster_checkpoints.sinks.unwritable import reaching
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
@@ -18,7 +19,6 @@ from dagster_checkpoints.spark.files.work_path import local_copies
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 from dagster_checkpoints.spark.tasks.commit_checks import CheckedRows, CommitChecks
 from dagster_checkpoints.storage import Ownership
-from dagster_checkpoints.storage.urls import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, stage, unbounded_source
-from dagster_checkpoints.plugin.verification import verify_savepoint
 from dagster_checkpoints.spark.job.events import InstanceFinished, JobStarted
 from dagster_checkpoints.spark.job.plan_check import check_plans
 from dagster_checkpoints.spark.query.plan_fingerprint import stateful_nodes
@@ -19,6 +18,7 @@ from dagster_checkpoints.spark.query.routed_keys import name_in_joins, operators
 from dagster_checkpoints.spark.snapshots import rewritten_state
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.state import InstancesChanged, validate_restore
+from dagster_checkpoints.storage.verification import verify_savepoint
 
 ROWS = "k string, ts timestamp, v long"
 BUYS = "k string, bought timestamp, price long"

@@ -3,7 +3,7 @@
 Knows keys and bytes; must not know checkpoints, pipelines or leases.
 
 The interface follows obstore: ``put(mode="create" | "overwrite" | UpdateVersion(etag))``, with one error for each conclusion
-that a caller may draw (see :mod:`dagster_checkpoints.storage.errors`).
+that a caller may draw (see :mod:`dagster_checkpoints.errors`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 from uuid import uuid4
 
-from dagster_checkpoints.execution import checkpoint_writing
-from dagster_checkpoints.execution.checkpoint_writing import CompareObject, CreateObject
-from dagster_checkpoints.execution.storage_steps import drive
-from dagster_checkpoints.storage.errors import (
+from dagster_checkpoints.errors import (
     AlreadyExists,
     ConditionalWritesUnsupported,
     InvalidKey,
@@ -156,45 +153,6 @@ def validate_key(key: str) -> str:
             f"parts, no backslash, and no part may begin with {RESERVED_PREFIX!r}"
         )
     return key
-
-
-def create_if_absent(store: ObjectStore, key: str, data: bytes) -> bool:
-    """Create an object; try again while the outcome is unknown; see :func:`checkpoint_writing.create_if_absent`.
-
-    Returns:
-        False if the object exists. It may be this call's own write whose answer was lost: the caller compares the bytes.
-    """
-    return drive(checkpoint_writing.create_if_absent(), lambda _: store.put(key, data, "create"))
-
-
-class MetadataObject:
-    """Performs the requests for one ``_metadata`` file, which never changes.
-
-    Args:
-        store: the object store that holds the file.
-        key: the file's key.
-        data: the file's bytes.
-        subject: the checkpoint of the metadata, and why other bytes are wrong, for the text of errors.
-    """
-
-    def __init__(self, store: ObjectStore, key: str, data: bytes, subject: str) -> None:
-        self._store = store
-        self._key = key
-        self._data = data
-        self._subject = subject
-
-    def perform(self, request: object) -> None:
-        """Perform a :class:`CreateObject` or :class:`CompareObject`."""
-        match request:
-            case CreateObject():
-                self._store.put(self._key, self._data, "create")
-            case CompareObject():
-                if self._store.get(self._key) != self._data:
-                    raise AlreadyExists(
-                        f"expected no metadata at {self._store.url}/{self._key}, found metadata of other content: {self._subject}"
-                    )
-            case _:
-                raise TypeError(f"expected a request for {self._store.url}/{self._key}, found {request!r}")
 
 
 def probe(store: ObjectStore) -> None:

@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, create_engine, event, exc
 
-from dagster_checkpoints.sinks.errors import (
+from dagster_checkpoints.systems.errors import (
     InvalidSinkDatabase,
     SinkError,
     SinkRowsRefused,
     SinkTargetChanged,
     SinkUnavailable,
 )
-from dagster_checkpoints.sinks.sql.url import SqlAddress
+from dagster_checkpoints.systems.sql_address import SqlAddress
 
 T = TypeVar("T")
 

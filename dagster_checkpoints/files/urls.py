@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from dagster_checkpoints.storage.errors import InvalidStorageUrl
+from dagster_checkpoints.errors import InvalidStorageUrl
 
 _HADOOP = frozenset({"dbfs", "file", "hdfs", "nfs", "s3", "s3a", "s3n", "viewfs", "webhdfs"})
 _CLOUDS = frozenset({"abfs", "abfss", "adl", "az", "azure", "gcs", "gs", "oss", "r2", "swift", "wasb", "wasbs"})

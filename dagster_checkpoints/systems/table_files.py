@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
-from dagster_checkpoints.sinks.durable import make_directory, place, sync
+from dagster_checkpoints.files.durable import make_directory, place, sync
 
 
 class TableFiles(ABC):

@@ -21,7 +21,15 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from dagster_checkpoints.storage.base import (
+from dagster_checkpoints.errors import (
+    AlreadyExists,
+    InvalidKey,
+    NotFound,
+    OutcomeUnknown,
+    Precondition,
+    StorageUnavailable,
+)
+from dagster_checkpoints.files.store import (
     RESERVED_PREFIX,
     ObjectInfo,
     ObjectStore,
@@ -30,15 +38,7 @@ from dagster_checkpoints.storage.base import (
     probe,
     validate_key,
 )
-from dagster_checkpoints.storage.errors import (
-    AlreadyExists,
-    InvalidKey,
-    NotFound,
-    OutcomeUnknown,
-    Precondition,
-    StorageUnavailable,
-)
-from dagster_checkpoints.storage.urls import local_path
+from dagster_checkpoints.files.urls import local_path
 
 _CHUNK = 1024 * 1024
 _KERNEL_CHUNK = 1 << 30
@@ -47,7 +47,7 @@ _NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 
 class LocalStore:
-    """An :class:`~dagster_checkpoints.storage.base.ObjectStore` in a directory.
+    """An :class:`~dagster_checkpoints.files.store.ObjectStore` in a directory.
 
     Conditional writes are atomic among themselves; an unconditional overwrite takes no lock. Unlike in S3,
     one key cannot be the beginning of another key's path (``a`` and ``a/b``).

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
+from dagster_checkpoints.files.urls import validate_directory
 from dagster_checkpoints.state import (
     ChainLayoutChanged,
     CheckpointMetadata,
@@ -35,7 +36,6 @@ from dagster_checkpoints.state import (
 )
 from dagster_checkpoints.storage import CheckpointStorage, NotFound, StateFileProblem
 from dagster_checkpoints.storage.state_files import read_through
-from dagster_checkpoints.storage.urls import validate_directory
 
 ProblemKind = Literal[
     "missing_metadata",

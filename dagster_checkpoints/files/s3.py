@@ -23,15 +23,7 @@ from boto3.exceptions import Boto3Error
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 
-from dagster_checkpoints.storage.base import (
-    ObjectInfo,
-    ObjectStore,
-    PutMode,
-    UpdateVersion,
-    probe,
-    validate_key,
-)
-from dagster_checkpoints.storage.errors import (
+from dagster_checkpoints.errors import (
     AlreadyExists,
     NotFound,
     Precondition,
@@ -39,9 +31,17 @@ from dagster_checkpoints.storage.errors import (
     StorageUnavailable,
     WriteConflict,
 )
-from dagster_checkpoints.storage.s3_checksums import sha256_in_answer
-from dagster_checkpoints.storage.s3_errors import AttemptWatch, error_code, may_have_landed, may_not_copy, translate
-from dagster_checkpoints.storage.urls import s3_parts
+from dagster_checkpoints.files.s3_checksums import sha256_in_answer
+from dagster_checkpoints.files.s3_errors import AttemptWatch, error_code, may_have_landed, may_not_copy, translate
+from dagster_checkpoints.files.store import (
+    ObjectInfo,
+    ObjectStore,
+    PutMode,
+    UpdateVersion,
+    probe,
+    validate_key,
+)
+from dagster_checkpoints.files.urls import s3_parts
 
 _TOKEN = "write-token"
 _DELETE_BATCH = 1000
@@ -82,7 +82,7 @@ def create_client(
 
 
 class S3Store:
-    """An :class:`~dagster_checkpoints.storage.base.ObjectStore` in a bucket.
+    """An :class:`~dagster_checkpoints.files.store.ObjectStore` in a bucket.
 
     Args:
         bucket: the bucket's name; the bucket must exist.

@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from dagster_checkpoints.sinks.durable import sync
-from dagster_checkpoints.sinks.errors import InvalidSinkPath, SinkLibraryMissing
-from dagster_checkpoints.storage.urls import file_url_rule, local_path, url_scheme
+from dagster_checkpoints.files.durable import sync
+from dagster_checkpoints.files.urls import file_url_rule, local_path, url_scheme
+from dagster_checkpoints.systems.errors import InvalidSinkPath, SinkLibraryMissing
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

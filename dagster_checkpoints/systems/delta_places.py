@@ -6,8 +6,8 @@ import os
 import re
 from collections.abc import Sequence
 
-from dagster_checkpoints.sinks.errors import InvalidSinkPath
-from dagster_checkpoints.sinks.locations import location_of, target_url
+from dagster_checkpoints.systems.errors import InvalidSinkPath
+from dagster_checkpoints.systems.locations import location_of, target_url
 
 _UNUSABLE = re.compile(r"[\[\]^|\\\x00-\x1f\x7f]|%[0-9A-Fa-f]{2}")
 """With these the library ends with a panic, or reads another place than it writes to."""

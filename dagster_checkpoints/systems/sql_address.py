@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, quote_plus
 
-from dagster_checkpoints.sinks.errors import InvalidSinkDatabase, SinkLibraryMissing
+from dagster_checkpoints.systems.errors import InvalidSinkDatabase, SinkLibraryMissing
 
 if TYPE_CHECKING:
     from sqlalchemy import URL

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dagster_checkpoints.storage.base import ObjectStore
-from dagster_checkpoints.storage.local import LocalStore
-from dagster_checkpoints.storage.urls import local_path, s3_parts, validate_root
+from dagster_checkpoints.files.local import LocalStore
+from dagster_checkpoints.files.store import ObjectStore
+from dagster_checkpoints.files.urls import local_path, s3_parts, validate_root
 
 
 def open_store(
@@ -33,7 +33,7 @@ def open_store(
         endpoint_url: URL of a server other than AWS.
         region_name: AWS region; default: from boto3's configuration.
         client_factory: returns a client; called only for an S3 URL without ``client``.
-        client_options: further options of :func:`dagster_checkpoints.storage.s3.create_client`.
+        client_options: further options of :func:`dagster_checkpoints.files.s3.create_client`.
 
     Raises:
         InvalidStorageUrl: another kind of URL, or a URL without a bucket or path.
@@ -51,7 +51,7 @@ def _open_s3(
     region_name: str | None,
     client_options: dict[str, Any],
 ) -> ObjectStore:
-    from dagster_checkpoints.storage.s3 import S3Store, create_client
+    from dagster_checkpoints.files.s3 import S3Store, create_client
 
     bucket, prefix = s3_parts(url)
     if client is None:

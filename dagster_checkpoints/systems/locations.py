@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from dagster_checkpoints.sinks.errors import InvalidSinkPath
-from dagster_checkpoints.storage.urls import file_url_rule, local_path, url_scheme
+from dagster_checkpoints.files.urls import file_url_rule, local_path, url_scheme
+from dagster_checkpoints.systems.errors import InvalidSinkPath
 
 
 def target_url(target: str | os.PathLike[str], schemes: Sequence[str], noun: str, credentials: str) -> str:

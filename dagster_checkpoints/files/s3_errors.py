@@ -13,7 +13,7 @@ from typing import Any
 import botocore.exceptions as aws
 from boto3.exceptions import Boto3Error
 
-from dagster_checkpoints.storage.errors import (
+from dagster_checkpoints.errors import (
     BucketMissing,
     ConditionalWritesUnsupported,
     NotFound,
