@@ -1,6 +1,6 @@
 """Counts the code of the library, package by package: lines without blanks, comments and docstrings; modules; lines of imports.
 
-Also the circles of imports between modules, those for type checking included: `python -m bench.code_count`.
+Also the circles of imports between modules, those for type checking included: `python -m bench.code_count` fails if there is one.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import io
+import sys
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -81,7 +82,7 @@ def lines_below(folder: Path) -> tuple[int, int]:
     return sum(len(code_lines(text, ast.parse(text))) for text in texts), len(texts)
 
 
-def main() -> None:
+def main() -> int:
     trees = {}
     lines, modules, of_imports = Counter[str](), Counter[str](), Counter[str]()
     for path in sorted((ROOT / LIBRARY).rglob("*.py")):
@@ -108,7 +109,8 @@ def main() -> None:
     print(f"circles of imports: {len(found)}")
     for circle in found:
         print("  " + " -> ".join(name.removeprefix(f"{LIBRARY}.") for name in reversed(circle)))
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

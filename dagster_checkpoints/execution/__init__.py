@@ -9,7 +9,7 @@ idleness). Then the job's side: `job_requests` (the requests to a running job), 
 answers mean to a job), `job_actions` and `job_phases`, and `job_machine` with `job_coordination` (attempts, restarts and the
 end, around the coordinator). Then storage's side, whose
 procedures are steps (`storage_steps`: generators that yield requests):
-`pipeline_state`, `state_changes` and `origin` (the content of `state.json`), `storage_errors`, `acquisition` and `ownership`
+`pipeline_state`, `state_changes` and `origin` (the content of `state.json`), `acquisition` and `ownership`
 (one owner per pipeline, and the commit point), `start_point` (where a run starts from), `checkpoint_writing`,
 `checkpoint_deletion` and `shared_files` (the order of requests). `trace` and `trace_codec` record and replay machines.
 """

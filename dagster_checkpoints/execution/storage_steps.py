@@ -2,7 +2,7 @@
 
 A procedure decides which requests are made, in which order, and what each outcome means; its driver performs the requests: the
 storage floor on real storage, the simulator in its world. A request that fails is answered by raising one of the
-:mod:`storage_errors` at the `yield`.
+errors of storage (:mod:`dagster_checkpoints.errors`) at the `yield`.
 """
 
 from __future__ import annotations

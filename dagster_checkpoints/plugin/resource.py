@@ -20,10 +20,18 @@ from dagster_spark.utils import flatten_dict
 from pydantic import Field, field_validator, model_validator
 
 from dagster_checkpoints.control import PipelineControl
-from dagster_checkpoints.coordination import FailoverStrategy
+from dagster_checkpoints.coordination import (
+    CheckpointConfig,
+    ExponentialDelayRestart,
+    FailoverStrategy,
+    FailureRateRestart,
+    FixedDelayRestart,
+    InvalidCheckpointConfig,
+    NoRestart,
+    RestartStrategy,
+)
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.plugin.checkpoint_settings import check_unused, checkpoint_config, restart_strategy
 from dagster_checkpoints.plugin.dagster_instance import shared_parts
 from dagster_checkpoints.plugin.definition_checks import check_definition
 from dagster_checkpoints.plugin.input_assets import input_assets
@@ -204,9 +212,9 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
                 f"restart_attempts is None with restart_strategy={self.restart_strategy!r}; expected a number. Only restarts "
                 'with growing delays ("exponential_delay") may have no limit.'
             )
-        check_unused(self)
-        checkpoint_config(self)
-        restart_strategy(self)
+        _check_unused(self)
+        _checkpoint_config(self)
+        _restart_strategy(self)
         return self
 
     def run(
@@ -349,8 +357,8 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     ) -> JobOptions:
         work_directory, scratch = self._work_directories(storage)
         return JobOptions(
-            checkpoint_config(self),
-            restart_strategy(self),
+            _checkpoint_config(self),
+            _restart_strategy(self),
             work_directory,
             scratch_directory=scratch,
             work_directory_named=bool(self.work_directory),
@@ -400,3 +408,79 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             setting="storage= of CheckpointCoordinatorResource",
             shared_parts=lambda: shared_parts(instance),
         )
+
+
+def _checkpoint_config(settings: CheckpointCoordinatorResource) -> CheckpointConfig:
+    """The settings of checkpoints.
+
+    Raises:
+        ValueError: Two of them do not go together.
+    """
+    try:
+        return CheckpointConfig(
+            interval=settings.interval,
+            interval_during_backlog=settings.interval_during_backlog,
+            backlog_rows=settings.backlog_rows,
+            timeout=settings.timeout,
+            min_pause=settings.min_pause,
+            max_concurrent=settings.max_concurrent,
+            initial_delay=settings.initial_delay,
+            tolerable_failed_checkpoints=settings.tolerable_failed_checkpoints,
+            retained=settings.retained,
+            mode=settings.mode,
+            unaligned=settings.unaligned,
+            aligned_checkpoint_timeout=settings.aligned_checkpoint_timeout,
+        )
+    except InvalidCheckpointConfig as error:
+        raise ValueError(str(error)) from None
+
+
+def _check_unused(settings: CheckpointCoordinatorResource) -> None:
+    """Refuse a setting that another one leaves without effect.
+
+    Raises:
+        ValueError: A setting has another value than its default, and nothing uses it.
+    """
+    strategy = settings.restart_strategy
+    uses = {
+        "restart_interval": strategy != "fixed_delay",
+        "restart_delay_multiplier": strategy == "exponential_delay",
+        "restart_delay_maximum": strategy == "exponential_delay",
+        "termination_timeout": settings.savepoint_on_termination,
+    }
+    for name, used in uses.items():
+        value = getattr(settings, name)
+        if not used and value != type(settings).model_fields[name].default:
+            other = "savepoint_on_termination=False" if name == "termination_timeout" else f"restart_strategy={strategy!r}"
+            raise ValueError(f"{name}={value!r} has no effect with {other}. Leave it out, or change the other setting.")
+
+
+def _restart_strategy(settings: CheckpointCoordinatorResource) -> RestartStrategy:
+    """The restart strategy after a task's failure.
+
+    Raises:
+        ValueError: Two settings do not go together.
+    """
+    if settings.restart_attempts == 0:
+        return NoRestart()
+    try:
+        return _chosen_strategy(settings)
+    except InvalidCheckpointConfig as error:
+        names = ("restart_attempts", "restart_delay", "restart_delay_multiplier", "restart_delay_maximum", "restart_interval")
+        given = ", ".join(f"{name}={getattr(settings, name)!r}" for name in names)
+        raise ValueError(f"restart_strategy={settings.restart_strategy!r} with {given}: {error}") from None
+
+
+def _chosen_strategy(settings: CheckpointCoordinatorResource) -> RestartStrategy:
+    if settings.restart_strategy == "exponential_delay":
+        return ExponentialDelayRestart(
+            initial=settings.restart_delay,
+            maximum=settings.restart_delay_maximum,
+            multiplier=settings.restart_delay_multiplier,
+            reset_after=settings.restart_interval,
+            attempts=settings.restart_attempts,
+        )
+    assert settings.restart_attempts is not None, "checked where it is defined"
+    if settings.restart_strategy == "failure_rate":
+        return FailureRateRestart(settings.restart_attempts, settings.restart_interval, settings.restart_delay)
+    return FixedDelayRestart(settings.restart_attempts, settings.restart_delay)

@@ -1,7 +1,6 @@
-"""Checkpoint storage: S3 or a directory, behind one small interface.
+"""Checkpoint storage, in a store of `files`.
 
-Read in this order: :mod:`base` (the object store), :mod:`local` and :mod:`s3` (the two kinds), :mod:`urls` and
-:mod:`opening` (from a URL to a store), :mod:`layout` (names of files), :mod:`state_encoding` (``state.json``),
+Read in this order: :mod:`layout` (names of files), :mod:`state_encoding` (``state.json``),
 :mod:`processes` (whether the owner's process is known to have ended), :mod:`acquisition` and :mod:`ownership` (one owner per
 pipeline, and the commit point), :mod:`shared_state`, :mod:`state_files` and :mod:`shared_files` (content-addressed state),
 :mod:`savepoints` and :mod:`savepoint_places` (self-contained state), :mod:`checkpoint_metadata`, :mod:`checkpoint_deletion`, and

@@ -18,7 +18,7 @@ from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, 
 from dagster_checkpoints.sinks.files.columns import FileFormat, check_columns, check_layout, read_columns
 from dagster_checkpoints.sinks.files.names import OWN, STAGE_MARK, VALID_ATTEMPT, job_of
 from dagster_checkpoints.sinks.files.new_start import check_new_start
-from dagster_checkpoints.sinks.files.target_files import TargetFiles, target_files
+from dagster_checkpoints.sinks.files.target_files import LocalTargetFiles, StoredTargetFiles, TargetFiles
 from dagster_checkpoints.sinks.stage_mark import encoded, mark_of, read_mark
 from dagster_checkpoints.sinks.unwritable import try_directory
 from dagster_checkpoints.systems.errors import InvalidSinkPath, SinkNotOpen
@@ -230,7 +230,13 @@ class FileSink(TwoPhaseCommitSink):
         return self._instance
 
     def _files(self) -> TargetFiles:
-        return target_files(self._url, self._options)
+        """The files at the location; nothing is opened."""
+        if url_scheme(self._url) == "webhdfs":
+            from dagster_checkpoints.sinks.files.hdfs_files import HdfsFiles  # with a library that others do not need
+
+            return HdfsFiles(self._url, **self._options)
+        path = local_path(self._url)
+        return StoredTargetFiles(self._url, self._options) if path is None else LocalTargetFiles(path)
 
     def _check_stage(self, files: TargetFiles, context: SinkContext) -> None:
         data = files.read(STAGE_MARK)

@@ -21,7 +21,7 @@ from dagster_checkpoints.files.durable import make_directory, place, sync
 from dagster_checkpoints.files.local import LocalStore
 from dagster_checkpoints.files.opening import open_store
 from dagster_checkpoints.files.store import ObjectStore, UpdateVersion
-from dagster_checkpoints.files.urls import local_path, url_scheme
+from dagster_checkpoints.files.urls import url_scheme
 from dagster_checkpoints.sinks.fence import OwnerFile
 from dagster_checkpoints.sinks.temporary_folder import temporary_folder
 from dagster_checkpoints.sinks.unwritable import place_error
@@ -318,16 +318,6 @@ class StoredTargetFiles(StoreFiles):
 
     def _each(self, work: Callable[[T], R], values: Sequence[T]) -> list[R]:
         return in_parallel(work, values)
-
-
-def target_files(url: str, options: Mapping[str, Any]) -> TargetFiles:
-    """The files at a location; nothing is opened."""
-    if url_scheme(url) == "webhdfs":
-        from dagster_checkpoints.sinks.files.hdfs_files import HdfsFiles  # with a library that others do not need
-
-        return HdfsFiles(url, **options)
-    path = local_path(url)
-    return StoredTargetFiles(url, options) if path is None else LocalTargetFiles(path)
 
 
 def in_parallel(work: Callable[[T], R], values: Sequence[T]) -> list[R]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
@@ -39,16 +39,24 @@ from dagster_checkpoints.coordination import (
     TaskState,
     VertexStatistics,
 )
+from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.job_phases import JobPhase
 from dagster_checkpoints.execution.source_answers import Silence
 from dagster_checkpoints.execution.split_enumerators import SplitCounts
 from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId, fused_in
 from dagster_checkpoints.spark.job.deployment import Deployment
+from dagster_checkpoints.spark.job.job_reporter import JobReporter
 from dagster_checkpoints.spark.job.reporting import late_rows, stage_rows
+from dagster_checkpoints.spark.job.source_watch import SourceWatch
 from dagster_checkpoints.storage import CheckpointStorage, StorageError
 
-if TYPE_CHECKING:
-    from dagster_checkpoints.spark.job.job_driver import JobDriver
+
+class ReportedJob(Protocol):
+    """The parts of a running job that hold what is reported."""
+
+    machine: JobMachine
+    reporter: JobReporter
+    source_watch: SourceWatch
 
 
 class StatusReporter:
@@ -89,7 +97,7 @@ class StatusReporter:
         self._writing: Future[None] | None = None
         self._failing = False
 
-    def report(self, phase: Phase, job: JobDriver | None = None) -> None:
+    def report(self, phase: Phase, job: ReportedJob | None = None) -> None:
         """Write a version if one is due, or the phase has changed.
 
         A new phase is written behind a version that is being written: the next report may be minutes away, since the
@@ -102,7 +110,7 @@ class StatusReporter:
         self._due, self._phase = now + self._seconds, phase
         self._writing = self._writer.submit(self._write, self._status(phase, job))
 
-    def close(self, job: JobDriver | None) -> None:
+    def close(self, job: ReportedJob | None) -> None:
         """Write the last version: the run has ended."""
         self._writer.submit(self._write, self._status("ended", job))
         self._writer.shutdown(wait=True)
@@ -116,7 +124,7 @@ class StatusReporter:
                 self._log.warning("The status of the pipeline cannot be written now: %s", error)
             self._failing = True
 
-    def _status(self, phase: Phase, job: JobDriver | None) -> PipelineStatus:
+    def _status(self, phase: Phase, job: ReportedJob | None) -> PipelineStatus:
         ownership = self._storage.ownership
         assert ownership is not None
         self._sequence += 1
@@ -133,13 +141,15 @@ class StatusReporter:
         )
         if job is None or job.reporter.deployment is None or job.machine.coordinator is None:
             return status
-        status = _of_job(status, job, job.reporter.deployment, job.machine.coordinator)
+        status = _of_job(status, self._pipeline, job, job.reporter.deployment, job.machine.coordinator)
         return _of_checkpoints(status, job.machine.coordinator.statistics, self._monotonic())
 
 
-def _of_job(status: PipelineStatus, job: JobDriver, deployment: Deployment, coordinator: CheckpointCoordinator) -> PipelineStatus:
+def _of_job(
+    status: PipelineStatus, pipeline: Pipeline, job: ReportedJob, deployment: Deployment, coordinator: CheckpointCoordinator
+) -> PipelineStatus:
     stages, splits, silences = [], job.machine.splits, job.source_watch.silences
-    for stage in job.pipeline.stages:
+    for stage in pipeline.stages:
         chain = next(c for c in deployment.chains if stage.name in c.stages)
         finished = stage.name in job.reporter.announced
         instances = tuple(
@@ -153,10 +163,10 @@ def _of_job(status: PipelineStatus, job: JobDriver, deployment: Deployment, coor
                 rows=stage_rows(deployment, stage.name),
                 late_rows=late_rows(deployment, stage.name),
                 instances=instances,
-                fused=stage.name in fused_in(job.pipeline, chain.stages),
+                fused=stage.name in fused_in(pipeline, chain.stages),
                 splits=_splits(splits.get(stage.name)),
                 uid=stage.uid,
-                inputs=stage_inputs(job.pipeline, stage.name),
+                inputs=stage_inputs(pipeline, stage.name),
             )
         )
     stop, machine, plan = job.machine.requests.stop, job.machine, coordinator.plan()

@@ -11,27 +11,25 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dagster_checkpoints.pipeline import Stage
 from dagster_checkpoints.spark.errors import StageQueryError
 from dagster_checkpoints.spark.query.error_location import CodeLine
 
-if TYPE_CHECKING:
-    from dagster_checkpoints.spark.query.stage_calls import StageCall
-
 _GUARDED = "_dagster_checkpoints_guarded"
-_current = threading.local()  # `call`: the stage whose function runs on this thread
+_current = threading.local()  # `running`: the stage and the instance whose function runs on this thread
 
 
 @contextmanager
-def refusing_queries(call: StageCall) -> Iterator[None]:
+def refusing_queries(stage: Stage, instance: str) -> Iterator[None]:
     """While a function of this stage runs on this thread, starting a streaming query raises StageQueryError."""
-    outer = getattr(_current, "call", None)
-    _current.call = call
+    outer = getattr(_current, "running", None)
+    _current.running = (stage, instance)
     try:
         yield
     finally:
-        _current.call = outer
+        _current.running = outer
 
 
 def guard_queries() -> None:
@@ -47,12 +45,13 @@ def guard_queries() -> None:
 def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def start(*args: Any, **options: Any) -> Any:
-        call: StageCall | None = getattr(_current, "call", None)
-        if call is not None:
+        running: tuple[Stage, str] | None = getattr(_current, "running", None)
+        if running is not None:
+            stage, instance = running
             raise StageQueryError(
-                call.stage.name,
-                call.context.instance,
-                f"starts a streaming query itself ({_line(call)}). Checkpoints do not cover such a query: after a restart "
+                stage.name,
+                instance,
+                f"starts a streaming query itself ({_line(stage)}). Checkpoints do not cover such a query: after a restart "
                 "its rows would be lost or written twice. The query was not started. Return the DataFrame; write it with "
                 "sink=, or handle each micro-batch in process_batch.",
             )
@@ -62,6 +61,6 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     return start
 
 
-def _line(call: StageCall) -> CodeLine:
+def _line(stage: Stage) -> CodeLine:
     frames = [CodeLine(f.filename, f.lineno or 0, f.name) for f in traceback.extract_stack()[:-2]]
-    return next((frame for frame in reversed(frames) if frame.file == call.stage.location.file), frames[-1])
+    return next((frame for frame in reversed(frames) if frame.file == stage.location.file), frames[-1])

@@ -30,7 +30,7 @@ def open_stage(call: StageCall) -> None:
         StageError: `open` raised; names the user's line.
     """
     try:
-        with refusing_queries(call):
+        with refusing_queries(call.stage, call.context.instance):
             call.stage.open(call.context)
     except StageError:
         raise
@@ -46,7 +46,7 @@ def transform_stage(call: StageCall, arguments: Mapping[str, DataFrame]) -> Data
     """
     stage = call.stage
     try:
-        with refusing_queries(call):
+        with refusing_queries(call.stage, call.context.instance):
             result = stage.transform(call.context, **arguments)
     except StageError:
         raise

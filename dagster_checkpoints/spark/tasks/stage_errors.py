@@ -56,7 +56,7 @@ class StageErrors:
             StageFailedError: The block raised an error that is not a StageError.
         """
         try:
-            with refusing_queries(instance.call):
+            with refusing_queries(instance.stage, instance.call.context.instance):
                 yield
         except Exception as error:
             if isinstance(error, StageError):

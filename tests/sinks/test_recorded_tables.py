@@ -1,0 +1,48 @@
+"""Tables and transactions that an earlier release has written, at the moment of a crash, are restored to exactly their rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.sinks.recorded_tables import INSTANCES, KINDS, model_job, record, unpack
+
+
+@pytest.mark.parametrize("newest", [True, False], ids=["checkpoint", "savepoint"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_recorded_table_is_restored_and_written_on(tmp_path: Path, kind: str, newest: bool) -> None:
+    savepoint, checkpoint = unpack(kind, tmp_path)
+    restored = checkpoint if newest else savepoint
+    suite = KINDS[kind]()
+    before = suite.read(tmp_path / "target")
+    assert sorted(before) == sorted(savepoint.visible), "the last checkpoint was not committed"
+    job = model_job(kind, tmp_path)
+    job.start(restored, epoch=2)
+    assert sorted(suite.read(tmp_path / "target")) == sorted(restored.visible)
+    for index in range(INSTANCES):
+        job.write(1, index)
+    assert sorted(suite.read(tmp_path / "target")) == sorted(restored.visible)
+    last = job.checkpoint(4)
+    job.close()
+    assert sorted(suite.read(tmp_path / "target")) == sorted(last.visible)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_todays_tables_are_as_the_recorded_ones(tmp_path: Path, kind: str) -> None:
+    """The names of files, and of the fields of transactions: a format that has changed needs a recorded table of its own."""
+    for folder in ("recorded", "today"):
+        (tmp_path / folder).mkdir()
+    recorded, today = unpack(kind, tmp_path / "recorded"), record(kind, tmp_path / "today")
+    assert [shape(c.transactions) for c in today] == [shape(c.transactions) for c in recorded]
+
+
+def shape(transactions: tuple[tuple[str, ...], ...]) -> list[list[object]]:
+    return [[fields(msgspec.json.decode(text)) for text in of_instance] for of_instance in transactions]
+
+
+def fields(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: fields(each) for name, each in sorted(value.items())}
+    return [fields(each) for each in value] if isinstance(value, list) else type(value).__name__
