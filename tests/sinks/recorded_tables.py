@@ -1,4 +1,4 @@
-"""Tables as this release leaves them at a crash, with the checkpoints of their jobs: `python -m tests.sinks.recorded_tables NAME`.
+"""Tables as a release leaves them at a crash, with the checkpoints of their jobs: `python -m tests.sinks.recorded_tables KIND`.
 
 A later release restores them (`test_recorded_tables.py`), or refuses them by name. A recorded table is never recorded again for a
 format that has changed: the new one gets a name of its own.
