@@ -46,11 +46,9 @@ if TYPE_CHECKING:
     )
     from dagster_checkpoints.sinks import DeltaSink, FileSink, IcebergSink, KafkaSink, ParquetSink, SqlSink, TwoPhaseCommitSink
     from dagster_checkpoints.sources import (
-        DateSplits,
         FileSplits,
         KafkaSplit,
         KafkaSplits,
-        TableSplits,
         read_delta_table,
         read_iceberg_table,
         read_sql_table,
@@ -62,7 +60,6 @@ _WHERE = {
     "CommitCheckResult": "pipeline",
     "DagsterCheckpointsError": "errors",
     "DagsterStageTranslator": "plugin.stage_translator",
-    "DateSplits": "sources",
     "DeltaSink": "sinks",
     "DiscoveryContext": "pipeline",
     "FileSink": "sinks",
@@ -82,7 +79,6 @@ _WHERE = {
     "StageContext": "pipeline",
     "StageInput": "pipeline",
     "StageKind": "pipeline",
-    "TableSplits": "sources",
     "TwoPhaseCommitSink": "sinks",
     "Watermark": "pipeline",
     "bounded_source": "pipeline",
@@ -112,7 +108,6 @@ __all__ = [
     "CommitCheckResult",
     "DagsterCheckpointsError",
     "DagsterStageTranslator",
-    "DateSplits",
     "DeltaSink",
     "DiscoveryContext",
     "FileSink",
@@ -132,7 +127,6 @@ __all__ = [
     "StageContext",
     "StageInput",
     "StageKind",
-    "TableSplits",
     "TwoPhaseCommitSink",
     "Watermark",
     "bounded_source",

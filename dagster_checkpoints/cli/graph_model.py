@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
@@ -222,47 +222,6 @@ def combine(structure: PipelineGraph, seen: PipelineGraph) -> PipelineGraph:
         tuple(chain for chain in chains if chain),
     )
     return graph if any(stage.root for stage in seen.stages) else _with_roots(graph)
-
-
-def layers(graph: PipelineGraph) -> list[list[tuple[str, ...]]]:
-    """The chains in columns, for a drawing: each chain is to the right of all chains that it reads, and close to them."""
-    chain_of = {name: chain for chain in graph.chains for name in chain}
-    reads: dict[tuple[str, ...], list[tuple[str, ...]]] = {chain: [] for chain in graph.chains}
-    for edge in graph.edges:
-        source, target = chain_of.get(edge.source), chain_of.get(edge.target)
-        if source is not None and target is not None and source != target:
-            reads[target].append(source)
-    depth = _depths(reads)
-    columns: list[list[tuple[str, ...]]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
-    for chain in graph.chains:
-        columns[depth[chain]].append(chain)
-    place: dict[tuple[str, ...], float] = {}
-    for column in columns:
-        column.sort(key=lambda chain: _mean([place[source] for source in reads[chain] if source in place]))
-        place.update({chain: number - (len(column) - 1) / 2 for number, chain in enumerate(column)})
-    return columns
-
-
-def _mean(places: Sequence[float]) -> float:
-    return sum(places) / len(places) if places else 0.0
-
-
-def _depths(reads: Mapping[tuple[str, ...], Sequence[tuple[str, ...]]]) -> dict[tuple[str, ...], int]:
-    depth = dict.fromkeys(reads, 0)
-    for _ in reads:  # as many rounds as there are chains at most: the graph has no cycle
-        changed = False
-        for chain, sources in reads.items():
-            needed = max((depth[source] + 1 for source in sources), default=0)
-            if needed > depth[chain] and needed < len(reads):
-                depth[chain], changed = needed, True
-        if not changed:
-            break
-    # Move each source as close to its readers as possible.
-    for chain, sources in reads.items():
-        if not sources:
-            readers = [depth[reader] for reader, read in reads.items() if chain in read]
-            depth[chain] = max(min(readers, default=1) - 1, 0)
-    return depth
 
 
 def _with_state(stage: GraphStage, seen: GraphStage | None) -> GraphStage:

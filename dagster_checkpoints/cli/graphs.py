@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from dagster_checkpoints.cli.exits import NothingThere, UsageProblem
-from dagster_checkpoints.cli.graph_drawing import as_mermaid, as_svg, as_text
+from dagster_checkpoints.cli.graph_drawing import as_mermaid, as_text
 from dagster_checkpoints.cli.graph_model import PipelineGraph, combine, graph_of_checkpoint, graph_of_code, graph_of_status
 from dagster_checkpoints.cli.loading import code_options, load_pipeline
 from dagster_checkpoints.cli.locate import LOCATION_HELP, from_pointer, located
@@ -29,8 +29,8 @@ from dagster_checkpoints.storage.root import NoStorageError
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["text", "mermaid", "svg"]),
-    help="Default: the format of the output file's name (.svg, .mmd), else text.",
+    type=click.Choice(["text", "mermaid"]),
+    help="Default: the format of the output file's name (.mmd), else text.",
 )
 @click.option("--output", "-o", metavar="FILE", help="Write the drawing to this file.")
 @storage_options
@@ -102,7 +102,7 @@ def _recorded(checkpoint: StoredCheckpoint, pipeline: Pipeline | None, status: P
 
 
 def _form(output: str | None) -> str:
-    endings = {".svg": "svg", ".mmd": "mermaid", ".mermaid": "mermaid"}
+    endings = {".mmd": "mermaid", ".mermaid": "mermaid"}
     return endings.get(Path(output).suffix.lower(), "text") if output else "text"
 
 
@@ -116,7 +116,7 @@ def _write(options: StorageOptions, drawn: PipelineGraph, form: str, output: str
             return
         text = as_text(drawn).plain + "\n"
     else:
-        text = as_svg(drawn) if form == "svg" else as_mermaid(drawn)
+        text = as_mermaid(drawn)
     if output is None:
         click.echo(text, nl=False)
         return

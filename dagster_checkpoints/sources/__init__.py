@@ -16,14 +16,11 @@ from dagster_checkpoints.sources.errors import (
     SourceUnavailable,
 )
 from dagster_checkpoints.sources.iceberg.table import read_iceberg_table
-from dagster_checkpoints.sources.splits.dates import DateSplits
 from dagster_checkpoints.sources.splits.files import FileSplits
 from dagster_checkpoints.sources.splits.kafka import KafkaSplit, KafkaSplits
-from dagster_checkpoints.sources.splits.tables import TableSplits
 from dagster_checkpoints.sources.sql.table import read_sql_table
 
 __all__ = [
-    "DateSplits",
     "FileSplits",
     "InvalidSource",
     "KafkaSplit",
@@ -35,7 +32,6 @@ __all__ = [
     "SourceRowsChanged",
     "SourceRowsLost",
     "SourceUnavailable",
-    "TableSplits",
     "read_delta_table",
     "read_iceberg_table",
     "read_sql_table",

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from dagster_checkpoints.pipeline import DiscoveryContext, Pipeline, split_source
-from dagster_checkpoints.sources import FileSplits, InvalidSource, SourceUnavailable, TableSplits
+from dagster_checkpoints.sources import FileSplits, InvalidSource, SourceUnavailable
 from dagster_checkpoints.spark.files.hadoop_path import HadoopPath, WorkFileMissing
 
 ROWS = "k string, v long"
@@ -106,24 +106,6 @@ def test_what_a_discovery_of_files_refuses(context: DiscoveryContext, tmp_path: 
         FileSplits(f"{tmp_path}/")(context)
     with pytest.raises(SourceUnavailable, match=r"'files': expected to list nosuch://x/\*, but .* spark.hadoop"):
         FileSplits("nosuch://x/*")(context)
-
-
-def test_the_tables_of_a_database(context: DiscoveryContext) -> None:
-    spark = context.spark
-    spark.sql("CREATE DATABASE monthly")
-    try:
-        for name in ("month_02", "month_01", "other"):
-            spark.sql(f"CREATE TABLE monthly.{name} USING parquet AS SELECT '{name}' AS k")
-        spark.range(1).createOrReplaceTempView("month_00")
-        splits = TableSplits("monthly", like="month*")(context)
-        assert splits == ["monthly.month_01", "monthly.month_02"]
-        assert [spark.table(split).first().k for split in splits] == ["month_01", "month_02"]
-        assert TableSplits("monthly")(context)[-1] == "monthly.other"
-    finally:
-        spark.catalog.dropTempView("month_00")
-        spark.sql("DROP DATABASE monthly CASCADE")
-    with pytest.raises(SourceUnavailable, match=r"expected to list the tables of nosuch, found: .*SCHEMA_NOT_FOUND"):
-        TableSplits("nosuch")(context)
 
 
 def test_a_pipeline_reads_each_directory_of_a_growing_prefix_once(lab: Any) -> None:

@@ -1,6 +1,5 @@
 """Ready-made discoveries of split sources: objects for `discover=` of `split_source`.
 
-:mod:`files` finds files and directories, :mod:`dates` days that have ended, :mod:`tables` tables of a catalog, :mod:`kafka` the
-messages of topics, with the answers of :mod:`kafka_admin`. Each gives all splits that exist now, in a fixed order. They must not
-know how splits are handed out.
+:mod:`files` finds files and directories, :mod:`kafka` the messages of topics, with the answers of :mod:`kafka_admin`. Each gives
+all splits that exist now, in a fixed order. They must not know how splits are handed out.
 """
