@@ -30,9 +30,9 @@ from dagster_checkpoints.coordination import (
     NoRestart,
     RestartStrategy,
 )
+from dagster_checkpoints.dagster_instance import shared_parts
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.plugin.dagster_instance import shared_parts
 from dagster_checkpoints.plugin.definition_checks import check_definition
 from dagster_checkpoints.plugin.input_assets import input_assets
 from dagster_checkpoints.plugin.interrupts import interrupts_delayed
