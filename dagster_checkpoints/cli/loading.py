@@ -21,7 +21,7 @@ from dagster_checkpoints.pipeline import Pipeline
 if TYPE_CHECKING:
     from dagster import Definitions
 
-    from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
+    from dagster_checkpoints.definitions.pipelines import RunsPipelines
 
 _OPTIONS = (
     click.option("-m", "--module", metavar="MODULE", help="Python module with the pipeline, or a Dagster code location."),
@@ -148,13 +148,13 @@ class LoadedCode:
 
             check_work_directory_named(resource.spark_settings()["spark.master"], named=bool(resource.work_directory))
 
-    def _resource(self) -> CheckpointCoordinatorResource | None:
+    def _resource(self) -> RunsPipelines | None:
         if not self.definitions:
             return None
-        from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
+        from dagster_checkpoints.definitions.pipelines import RunsPipelines
 
         resources = [each for definitions in self.definitions for each in (definitions.resources or {}).values()]
-        return next((each for each in resources if isinstance(each, CheckpointCoordinatorResource)), None)
+        return next((each for each in resources if isinstance(each, RunsPipelines)), None)
 
     def overview(self) -> str:
         """The pipelines to choose from, for errors."""
@@ -203,7 +203,7 @@ def _code_locations(values: Mapping[str, Any]) -> list[Definitions]:
 def _of_code_locations(locations: Sequence[Definitions]) -> list[Pipeline]:
     if not locations:
         return []
-    from dagster_checkpoints.plugin.asset_decorator import pipelines_of
+    from dagster_checkpoints.definitions.pipelines import pipelines_of
 
     return [pipeline for definitions in locations for pipeline in pipelines_of(definitions)]
 

@@ -15,7 +15,7 @@ import click
 
 from dagster_checkpoints.cli.exits import NothingThere, UsageProblem
 from dagster_checkpoints.cli.output import JSON
-from dagster_checkpoints.dagster_instance import shared_parts_below
+from dagster_checkpoints.definitions.instance import shared_parts_below
 from dagster_checkpoints.storage import CheckpointStorage, InvalidKey, ObjectStore, PipelineState, open_store
 from dagster_checkpoints.storage.layout import Layout
 from dagster_checkpoints.storage.root import storage_root

@@ -12,9 +12,9 @@ from typing import Any
 
 import dagster as dg
 
+from dagster_checkpoints.definitions.pipelines import register
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.commit_checks import check_specs
-from dagster_checkpoints.plugin.pipeline_names import check_names, pipeline_of, register
 from dagster_checkpoints.plugin.run_config import run_config_schema
 from dagster_checkpoints.plugin.stage_assets import stage_specs
 from dagster_checkpoints.plugin.stage_translator import DagsterStageTranslator
@@ -85,25 +85,6 @@ def pipeline_assets(
         return assets
 
     return decorate
-
-
-def pipelines_of(definitions: dg.Definitions) -> list[Pipeline]:
-    """The pipelines whose stages are assets of a code location, each once, in the order of the assets.
-
-    Args:
-        definitions: The definitions of the code location.
-
-    Raises:
-        DuplicatePipelineError: Two pipelines have the same name.
-    """
-    pipelines: dict[int, Pipeline] = {}
-    assets_definitions = [assets for assets in definitions.assets or () if isinstance(assets, dg.AssetsDefinition)]
-    for number, assets in enumerate(assets_definitions):
-        pipeline = pipeline_of(assets)
-        if pipeline is not None:
-            check_names(pipeline, assets, assets_definitions[:number])
-            pipelines[id(pipeline)] = pipeline
-    return list(pipelines.values())
 
 
 def _evaluate_annotations(function: Callable[..., Any]) -> None:

@@ -30,7 +30,7 @@ from dagster_checkpoints.coordination import (
     NoRestart,
     RestartStrategy,
 )
-from dagster_checkpoints.dagster_instance import shared_parts
+from dagster_checkpoints.definitions.instance import shared_parts
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.definition_checks import check_definition

@@ -15,9 +15,9 @@ from typing import Any
 import dagster as dg
 from dagster_shared.check import CheckError
 
+from dagster_checkpoints.definitions.pipelines import check_names
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline, Stage
-from dagster_checkpoints.plugin.pipeline_names import check_names
 from dagster_checkpoints.plugin.stage_translator import DagsterStageTranslator
 from dagster_checkpoints.sinks import TwoPhaseCommitSink
 

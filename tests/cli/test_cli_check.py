@@ -136,7 +136,7 @@ def test_code_that_cannot_be_imported_fails_the_check(tmp_path: Path) -> None:
 def test_a_pipeline_of_a_variable_and_of_assets_is_one(tmp_path: Path) -> None:
     text = (
         PIPELINE
-        + "defs = dg.Definitions(assets=[_assets()])\nfrom dagster_checkpoints.plugin.asset_decorator import pipelines_of\n"
+        + "defs = dg.Definitions(assets=[_assets()])\nfrom dagster_checkpoints.definitions.pipelines import pipelines_of\n"
     )
     (tmp_path / "both.py").write_text(text + "mine = pipelines_of(defs)[0]\n")
     code = load_code(None, str(tmp_path / "both.py"))

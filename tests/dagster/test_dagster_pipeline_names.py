@@ -15,8 +15,7 @@ from dagster._core.definitions.definitions_load_context import DefinitionsLoadCo
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin, enter_loadable_target_origin_load_context
 
 from dagster_checkpoints import ParquetSink, Pipeline, bounded_source
-from dagster_checkpoints.plugin.asset_decorator import pipelines_of
-from dagster_checkpoints.plugin.pipeline_names import DuplicatePipelineError
+from dagster_checkpoints.definitions.pipelines import DuplicatePipelineError, pipelines_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 AssetsOf = Callable[..., dg.AssetsDefinition]

@@ -7,6 +7,7 @@ Checked while Dagster loads the code location, and again when a run starts, amon
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import dagster as dg
@@ -23,6 +24,20 @@ _SHOWN = 5
 
 class DuplicatePipelineError(DagsterCheckpointsError):
     """Two pipelines of one code location have the same name."""
+
+
+@runtime_checkable
+class RunsPipelines(Protocol):
+    """The resource that runs pipelines, as far as a check of a code location asks it."""
+
+    work_directory: str | None
+
+    def spark_settings(self) -> dict[str, str]:
+        """The settings of Spark that a run would have.
+
+        Raises:
+            SparkSettingError: Checkpoints cannot work with one of them.
+        """
 
 
 class _Load:
@@ -58,6 +73,25 @@ def register(pipeline: Pipeline, assets: dg.AssetsDefinition) -> None:
 def pipeline_of(assets: dg.AssetsDefinition) -> Pipeline | None:
     """The pipeline from which `@pipeline_assets` made the assets; None if they were made otherwise."""
     return _pipelines.get(assets.node_def) if assets.is_executable else None
+
+
+def pipelines_of(definitions: dg.Definitions) -> list[Pipeline]:
+    """The pipelines whose stages are assets of a code location, each once, in the order of the assets.
+
+    Args:
+        definitions: The definitions of the code location.
+
+    Raises:
+        DuplicatePipelineError: Two pipelines have the same name.
+    """
+    pipelines: dict[int, Pipeline] = {}
+    assets_definitions = [assets for assets in definitions.assets or () if isinstance(assets, dg.AssetsDefinition)]
+    for number, assets in enumerate(assets_definitions):
+        pipeline = pipeline_of(assets)
+        if pipeline is not None:
+            check_names(pipeline, assets, assets_definitions[:number])
+            pipelines[id(pipeline)] = pipeline
+    return list(pipelines.values())
 
 
 def check_names(pipeline: Pipeline, assets: dg.AssetsDefinition, others: Iterable[dg.AssetsDefinition]) -> None:
