@@ -48,8 +48,8 @@ def _is_by_key(of: Program) -> bool:
 
 ONCE = {name: join for name, join in JOINS.items() if _inputs(join) == ["a", "b"]}
 """The joins that read each input once, so that sources can be fused."""
-BY_KEY = {name: join for name, join in JOINS.items() if all(map(_is_by_key, operators(join)))}
-"""The joins whose state belongs to the key, so that several instances may each have a part of the keys."""
+BY_KEY = {name: join for name, join in JOINS.items() if {*_inputs(join)} == {"a", "b"} and all(map(_is_by_key, operators(join)))}
+"""The joins of both inputs whose state belongs to the key, so that several instances may each have a part of the keys."""
 
 
 def rows(first: int, count: int, step: int = 1) -> list[Row]:
