@@ -10,7 +10,7 @@ import graphlib
 import io
 import sys
 import tokenize
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,9 +95,10 @@ def main() -> int:
         lines[package] += len(code)
         modules[package] += 1
         of_imports[package] += len(code & {n for each in imports(tree) for n in range(each.lineno, (each.end_lineno or 0) + 1)})
-    graph = defaultdict(set)
-    for name, tree in trees.items():
-        graph[name] = {target for node in imports(tree) for target in imported(node, set(trees))} - {name}
+    names = set(trees)
+    graph = {
+        name: {target for node in imports(tree) for target in imported(node, names)} - {name} for name, tree in trees.items()
+    }
     print(f"{'package':<14}{'code lines':>11}{'modules':>9}{'imports':>9}")
     for package in sorted(lines):
         print(f"{package:<14}{lines[package]:>11,}{modules[package]:>9,}{of_imports[package]:>9,}")
@@ -105,7 +106,7 @@ def main() -> int:
     for folder in ("tests", "tests/sinks"):
         count, files = lines_below(ROOT / folder)
         print(f"{folder:<14}{count:>11,}{files:>9,}")
-    found = circles(dict(graph))
+    found = circles(graph)
     print(f"circles of imports: {len(found)}")
     for circle in found:
         print("  " + " -> ".join(name.removeprefix(f"{LIBRARY}.") for name in reversed(circle)))

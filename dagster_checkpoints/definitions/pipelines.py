@@ -1,7 +1,7 @@
-"""One pipeline per name in a code location: the name is the pipeline's directory in storage.
+"""The pipelines of a code location. Each has a name of its own, which is its directory in storage.
 
-Checked while Dagster loads the code location, and again when a run starts, among the definitions of that run. Outside of a load
-(a notebook, a test) pipelines of one name may be defined several times: only those in `Definitions` are compared.
+That is checked while Dagster loads the code location, and again when a run starts, among the definitions of that run. Outside of
+a load (a notebook, a test) pipelines of one name may be defined several times: only those in `Definitions` are compared.
 """
 
 from __future__ import annotations

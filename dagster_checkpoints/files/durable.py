@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -29,6 +30,22 @@ def place(source: Path, target: Path) -> None:
     except FileExistsError:
         shutil.copyfile(source, target)
     sync(target)
+
+
+def place_all(sources: Mapping[str, Path], root: Path) -> None:
+    """Create files, durably, with their directories.
+
+    Args:
+        sources: by name below `root`, the file with the bytes.
+        root: as that of :func:`make_directory`.
+    """
+    folders = {(root / name).parent for name in sources}
+    for folder in folders:
+        make_directory(folder, root)
+    for name, source in sources.items():
+        place(source, root / name)
+    for folder in folders:
+        sync(folder)
 
 
 def sync(path: Path) -> None:

@@ -29,6 +29,7 @@ from dagster_checkpoints.errors import (
     Precondition,
     StorageUnavailable,
 )
+from dagster_checkpoints.files.durable import sync
 from dagster_checkpoints.files.store import (
     RESERVED_PREFIX,
     ObjectInfo,
@@ -184,7 +185,7 @@ class LocalStore:
         finally:
             temporary.unlink(missing_ok=True)
         try:
-            _sync_directory(path.parent)
+            sync(path.parent)
         except OSError as error:
             raise OutcomeUnknown(f"wrote {self.url}/{key}, but the directory could not be synced to disk: {error}") from error
 
@@ -296,14 +297,6 @@ def _open_new(path: Path) -> BinaryIO:
                 continue
             return path.open("xb")
     raise OSError(errno.EIO, "another program deletes its directory again and again", str(path))
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _raise_unless_gone(error: OSError) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
-from dagster_checkpoints.files.durable import make_directory, place, sync
+from dagster_checkpoints.files.durable import make_directory, place_all, sync
 
 
 class TableFiles(ABC):
@@ -63,13 +63,7 @@ class LocalTableFiles(TableFiles):
         self._root = root
 
     def place_all(self, sources: Mapping[str, Path]) -> None:
-        folders = {(self._root / name).parent for name in sources}
-        for folder in folders:
-            make_directory(folder, self._root)
-        for name, source in sources.items():
-            place(source, self._root / name)
-        for folder in folders:
-            sync(folder)
+        place_all(sources, self._root)
 
     def put(self, name: str, data: bytes) -> None:
         target = self._root / name

@@ -25,6 +25,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pyarrow import orc
 
+from dagster_checkpoints.files import durable
 from dagster_checkpoints.sinks import (
     FileSink,
     InvalidSinkPath,
@@ -592,7 +593,7 @@ def test_a_full_disk_and_a_path_that_is_not_a_directory(folder: Folder, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(target_files, "place", full)
+        patch.setattr(durable, "place", full)
         sink.write(BATCH, [folder.file(numbers(1))], 0)
         with pytest.raises(SinkUnavailable, match=rf"{folder.path}.*found: No space left.*Free space there") as failed:
             sink.pre_commit(1)

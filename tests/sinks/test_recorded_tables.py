@@ -31,7 +31,7 @@ def test_a_recorded_table_is_restored_and_written_on(tmp_path: Path, kind: str, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_todays_tables_are_as_the_recorded_ones(tmp_path: Path, kind: str) -> None:
-    """The names of files, and of the fields of transactions: a format that has changed needs a recorded table of its own."""
+    """The fields of transactions and their types: a format that has changed needs a recorded table of its own."""
     for folder in ("recorded", "today"):
         (tmp_path / folder).mkdir()
     recorded, today = unpack(kind, tmp_path / "recorded"), record(kind, tmp_path / "today")

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from dagster_checkpoints.errors import AlreadyExists, NotFound, Precondition, StorageError
-from dagster_checkpoints.files.durable import make_directory, place, sync
+from dagster_checkpoints.files.durable import make_directory, place_all, sync
 from dagster_checkpoints.files.local import LocalStore
 from dagster_checkpoints.files.opening import open_store
 from dagster_checkpoints.files.store import ObjectStore, UpdateVersion
@@ -230,13 +230,7 @@ class LocalTargetFiles(StoreFiles):
 
     def place_all(self, sources: Mapping[str, Path]) -> None:
         with available(self._root):
-            folders = {(self._root / name).parent for name in sources}
-            for folder in folders:
-                make_directory(folder, self._root)
-            for name, source in sources.items():
-                place(source, self._root / name)
-            for folder in folders:
-                sync(folder)
+            place_all(sources, self._root)
 
     def move(self, moves: Sequence[tuple[str, str, int]]) -> list[int]:
         missing, changed = [], set()

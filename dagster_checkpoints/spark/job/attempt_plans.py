@@ -117,7 +117,7 @@ class AttemptPlans:
         stand_ins = self._stand_ins(chain, index) if fused else None
         plan = self._analyse(chain, index, inputs) if has_static else self.build(instances, inputs, {}, stand_ins)
         self._check_state_partitions(chain, instances, plan)
-        if index == 0 and len(chain.instances) > 1 and inputs:
+        if index == 0 and len(chain.instances) > 1 and inputs and plan.streaming:
             self._warn_of_state_apart(chain, plan)
         self._record_schema(chain, index, plan.schema)
         self.schemas.update({name: without_event_time(frame.schema) for name, frame in plan.outputs.items() if name in fused})
@@ -184,14 +184,15 @@ class AttemptPlans:
     def _warn_of_state_apart(self, chain: Chain, plan: plans.QueryPlan) -> None:
         """Warn of state of a chain with several instances that does not belong to the columns by which rows are routed."""
         keys = self._routed_by(chain.stages[0])
-        routed = f"its rows are routed by {', '.join(map(repr, keys))}" if keys else "no column routes its rows"
+        columns = ", ".join(map(repr, keys))
+        routed = f"its rows are routed by {columns}, which is not in" if keys else "no column routes its rows, also none of"
         for stage, kind in operators_apart(plan, keys):
             declared = self._pipeline.stage(stage or chain.stages[0])
             text = (
-                f"Stage {declared.name!r} ({declared.location}) has {len(chain.instances)} instances, and {routed}, which is not "
-                f"in the key of its {kind}: rows that belong together may be in different instances, each of which has a result "
-                "of its own. Route by a column of that key, with StageInput(key=...) at the stage or at a stage in front of it, "
-                "or give the stage one instance."
+                f"Stage {declared.name!r} ({declared.location}) has {len(chain.instances)} instances, and {routed} the key of "
+                f"its {kind}: rows that belong together may be in different instances, each of which has a result of its own. "
+                "Route by a column of that key, with StageInput(key=...) at the stage or at a stage in front of it, or give the "
+                "stage one instance."
             )
             self._warn([text])
 

@@ -24,7 +24,7 @@ from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.spark.errors import PlanRefusedError
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
-from dagster_checkpoints.spark.query.plan_nodes import is_stream_join, items, nodes, once, optimized, stream_joins
+from dagster_checkpoints.spark.query.plan_nodes import items, once, optimized_joins, stream_joins
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 
 # Watermarks that are far from each other: a bound of the event time moves with the watermark, by as much.
@@ -66,11 +66,9 @@ def check_join_keys(call: StageCall, frame: DataFrame) -> None:
     Raises:
         PlanRefusedError: A join has none.
     """
-    if not stream_joins(frame):
-        return
     jvm = jvm_of(frame.sparkSession)
     keys = jvm.org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys
-    for join in _joins(optimized(frame)):
+    for join in optimized_joins(frame):
         if keys.unapply(join).isEmpty():
             condition = join.condition()
             raise PlanRefusedError(
@@ -90,8 +88,6 @@ def check_joins(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataF
         frame: The stage's result.
         arguments: The stage's inputs; their joins belong to earlier stages of the chain.
     """
-    if not stream_joins(frame):
-        return []
     kept = _kept_sides(frame)
     if not kept or len(kept) <= sum(len(_kept_sides(given)) for given in arguments.values() if given.isStreaming):
         return []
@@ -132,7 +128,7 @@ def _null_keys(frame: DataFrame) -> list[list[str]]:
     jvm = jvm_of(frame.sparkSession)
     keys_of = jvm.org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys
     found = []
-    for join in _joins(optimized(frame)):
+    for join in optimized_joins(frame):
         keys = keys_of.unapply(join)
         if not _is_full_outer(join) or keys.isEmpty():
             continue
@@ -206,12 +202,10 @@ def _why_never(kept: _KeptSide) -> str:
 @once
 def _kept_sides(frame: DataFrame) -> list[_KeptSide]:
     """The sides of the plan's stream-stream joins whose rows are never dropped."""
-    if not stream_joins(frame):
-        return []
     jvm = jvm_of(frame.sparkSession)
     helper = jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
     kept = []
-    for join in _joins(optimized(frame)):
+    for join in optimized_joins(frame):
         if helper.isWatermarkInJoinKeys(join):
             continue
         left, right = join.left(), join.right()
@@ -246,11 +240,6 @@ def _conjuncts(condition: Any) -> Iterator[Any]:
         yield from _conjuncts(condition.right())
     else:
         yield condition
-
-
-def _joins(plan: Any) -> list[Any]:
-    """The joins of two streams in an optimized plan."""
-    return [node for node in nodes(plan) if is_stream_join(node)]
 
 
 def _has_watermark(plan: Any) -> bool:

@@ -160,16 +160,16 @@ def _is_stateful(node: Any) -> bool:
     kind = node.getClass()
     name = str(kind.getName())
     if name not in _WRITES_STATE:
-        _WRITES_STATE[name] = _extends(kind, _STATE_WRITER)
+        _WRITES_STATE[name] = _is_writer(kind)
     return _WRITES_STATE[name]
 
 
-def _extends(kind: Any, wanted: str) -> bool:
-    """Whether a Java class, or one of its base classes or interfaces, has this simple name."""
+def _is_writer(kind: Any) -> bool:
+    """Whether a Java class, or one of its base classes or interfaces, is Spark's `StateStoreWriter`."""
     kinds = [kind]
     while kinds:
         kind = kinds.pop()
-        if kind.getSimpleName() == wanted:
+        if kind.getSimpleName() == _STATE_WRITER:
             return True
         kinds += [*kind.getInterfaces(), *filter(None, [kind.getSuperclass()])]
     return False

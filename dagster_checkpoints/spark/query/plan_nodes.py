@@ -76,12 +76,6 @@ def analyzed(frame: DataFrame) -> Any:
 
 
 @once
-def optimized(frame: DataFrame) -> Any:
-    """What Spark's optimizer makes of a DataFrame's analyzed plan."""
-    return frame.sparkSession._jsparkSession.sessionState().optimizer().execute(analyzed(frame))
-
-
-@once
 def analyzed_nodes(frame: DataFrame) -> tuple[PlanNode, ...]:
     """The nodes of a DataFrame's analyzed plan, from the top down."""
     return tuple(_walk(analyzed(frame)))
@@ -107,12 +101,20 @@ def streams(frame: DataFrame) -> tuple[Any, ...]:
 @once
 def stream_joins(frame: DataFrame) -> tuple[Any, ...]:
     """The joins of two streams in a DataFrame's analyzed plan."""
-    return tuple(each.of for each in analyzed_nodes(frame) if each.name == "Join" and is_stream_join(each.of))
+    return tuple(each.of for each in analyzed_nodes(frame) if each.name == "Join" and _reads_streams(each.of))
 
 
-def is_stream_join(node: Any) -> bool:
-    """Whether a plan's node is a join of two streams."""
-    return node.nodeName() == "Join" and all(child.isStreaming() for child in children(node))
+@once
+def optimized_joins(frame: DataFrame) -> tuple[Any, ...]:
+    """The joins of two streams in what Spark's optimizer makes of a DataFrame's plan; it makes none where there was none."""
+    if not stream_joins(frame):
+        return ()
+    optimized = frame.sparkSession._jsparkSession.sessionState().optimizer().execute(analyzed(frame))
+    return tuple(node for node in nodes(optimized) if node.nodeName() == "Join" and _reads_streams(node))
+
+
+def _reads_streams(join: Any) -> bool:
+    return all(child.isStreaming() for child in children(join))
 
 
 class StreamSet:

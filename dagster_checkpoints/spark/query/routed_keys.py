@@ -16,7 +16,7 @@ from dagster_checkpoints.spark.errors import StatePartitionsError
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.column_origins import column_origins, traced
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
-from dagster_checkpoints.spark.query.plan_nodes import children, is_stream_join, items, nodes, optimized
+from dagster_checkpoints.spark.query.plan_nodes import children, items, optimized_joins
 from dagster_checkpoints.spark.query.plan_text import Node, parse
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.stage_calls import StageCall
@@ -174,9 +174,7 @@ def _join_keys(plan: QueryPlan) -> Iterator[list[tuple[str, str]]]:
     """
     session = plan.frame.sparkSession
     jvm = jvm_of(session)
-    for node in nodes(optimized(plan.frame)):
-        if not is_stream_join(node):
-            continue
+    for node in optimized_joins(plan.frame):
         found = jvm.org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys.unapply(node)
         if not found.isDefined():
             yield []
