@@ -89,8 +89,9 @@ count: $(STAMP) ## code lines, modules, imports and circles of the library, by p
 bench: $(STAMP) ## the benchmark's table
 	@$(BIN)/python -m bench
 
-simulate: $(STAMP) ## try to break the protocol: random pipelines, crashes, take-overs (SECONDS=60 SEED=1 WORKERS=2)
+simulate: $(STAMP) ## try to break the protocol: random pipelines, crashes, take-overs (SECONDS=60 SEED=1 WORKERS=2); then the sinks alone
 	@$(BIN)/python -m simulation --seconds $(or $(SECONDS),60) --workers $(or $(WORKERS),2) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m simulation.sink_histories --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
 
 programs: $(STAMP) ## random DataFrame programs over two streams against their batch results (SECONDS=60 SEED=1 WORKERS=2)
 	@$(BIN)/python -m bench.stream_programs --seconds $(or $(SECONDS),60) --workers $(or $(WORKERS),2) $(if $(SEED),--seed $(SEED))

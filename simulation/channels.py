@@ -15,9 +15,9 @@ import msgspec
 from dagster_checkpoints.coordination import MIN_WATERMARK_MS
 from dagster_checkpoints.execution.elements import Mark
 from dagster_checkpoints.execution.task_events import PinnedChannel
+from dagster_checkpoints.sinks.ledger import Staged
 from dagster_checkpoints.state import FusedSourceSnapshot, key_groups
 from simulation.shapes import ChannelSpec
-from simulation.sinks import Transaction
 
 Row = tuple[int, int, int]
 """(uid, ts, key)."""
@@ -153,7 +153,7 @@ class Snapshot(msgspec.Struct, eq=False):
     watermark: int | None = None
     stages: tuple[Any, ...] = ()
     tables: dict[int, frozenset[int]] = msgspec.field(default_factory=dict)
-    transactions: tuple[Transaction, ...] = ()
+    transactions: tuple[Staged, ...] = ()
     contents: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     fused: tuple[FusedSourceSnapshot, ...] = ()

@@ -33,7 +33,6 @@ from dagster_checkpoints.execution.shared_files import SharedNames
 from dagster_checkpoints.execution.split_enumerators import SplitEnumerator, SplitEnumerators
 from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.pipeline import connected_regions
-from dagster_checkpoints.sinks import transactions
 from dagster_checkpoints.state import (
     recording,
     redistribution,
@@ -44,6 +43,7 @@ from simulation.layout_faults import LAYOUT_FAULTS
 from simulation.rescaling_faults import RESCALING_FAULTS
 from simulation.running import Outcome, run
 from simulation.scenario import random_scenario
+from simulation.sink_faults import SINK_FAULTS
 
 WORLDS = 20_000
 """Worlds in which a fault is looked for: about a minute on a quiet machine. The slowest one needs some 4,000."""
@@ -196,13 +196,6 @@ FAULTS = (
         "False",
     ),
     Fault("a file's name does not contain the epoch of its owner", SharedNames.own, "self._epoch()", "0", "going back"),
-    Fault(
-        "an older owner aborts what a newer one has staged",
-        transactions.stages_for_newer_owner,
-        "staged_by > epoch",
-        "False",
-        "going back",
-    ),
     # State in a restore
     Fault("list state loses the remainder of an uneven split", redistribution.redistribute_lists, " + (step < remainder)", ""),
     Fault(
@@ -247,6 +240,7 @@ FAULTS = (
     Fault("the end of a finished producer is not sent again", first_elements, "if producer_finished", "if False"),
     *LAYOUT_FAULTS,
     *RESCALING_FAULTS,
+    SINK_FAULTS[0],
     # Fused sources
     Fault(
         "a checkpoint forgets that a fused source has ended",

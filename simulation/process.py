@@ -193,7 +193,7 @@ class Process(Writer):
             return
         pointer = start.restored.metadata.pointer
         for sink in self.world.sinks.values():
-            later = [t for t in sink.visible if t[1] == pointer.job_id and t[0] > pointer.checkpoint_id]
+            later = [c for c in sink.visible if c.job == str(pointer.job_id) and c.checkpoint > pointer.checkpoint_id]
             check(not later, "{} is restored without a record, and rows of {} are in the sinks", pointer.location, later)
 
     def _read(self) -> Steps[None]:

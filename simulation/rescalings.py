@@ -10,12 +10,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace as replaced
 
 from dagster_checkpoints.coordination import MIN_WATERMARK_MS
 from dagster_checkpoints.execution.elements import Mark
 from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId
+from dagster_checkpoints.sinks.ledger import Staged
 from dagster_checkpoints.state import (
     ChannelElement,
     ChannelSnapshot,
@@ -32,7 +34,6 @@ from dagster_checkpoints.state import (
 from simulation.channels import Element, Ghost, Snapshot, key_group, tally, total
 from simulation.operators import operator
 from simulation.shapes import Shape, StageSpec, TaskSpec, name_of
-from simulation.sinks import Transaction
 from simulation.storage import Metadata
 
 KEYED = ("window", "totals")
@@ -98,7 +99,7 @@ def _elements(channel: ChannelSnapshot) -> Iterator[Element]:
                 yield (uid, ts, key)
 
 
-def _recorded_part(spec: StageSpec, state: Any, transactions: tuple[Transaction, ...]) -> StageInstanceSnapshot:
+def _recorded_part(spec: StageSpec, state: Any, transactions: tuple[Staged, ...]) -> StageInstanceSnapshot:
     """One instance of a stage as shipped metadata."""
     if spec.kind == "broadcast":
         states = [OperatorState(name, "broadcast", (_text(value),)) for name, value in state.items()]
@@ -107,7 +108,7 @@ def _recorded_part(spec: StageSpec, state: Any, transactions: tuple[Transaction,
         states = [OperatorState(name, kind, tuple(map(_text, items))) for name, items in state.items()]  # type: ignore[arg-type]
     else:
         states = []
-    names = tuple(_text(transaction).decode() for transaction in transactions)
+    names = tuple(msgspec.json.encode(transaction).decode() for transaction in transactions)
     return StageInstanceSnapshot(tuple(states), names, state_plan=(spec.kind,) if spec.kind in KEYED else ())
 
 
@@ -203,14 +204,14 @@ class _Rescaled:
         edges = {c.edge: c.id.producer for c in (self.after.channels[n] for n in spec.inputs) if c.static}
         return {edge: held.get(source, frozenset()) for edge, source in edges.items()}
 
-    def _transactions(self, spec: TaskSpec, planned: TaskSnapshot) -> tuple[Transaction, ...]:
+    def _transactions(self, spec: TaskSpec, planned: TaskSnapshot) -> tuple[Staged, ...]:
         """Its own, and in the first instance that runs those of the instances that are gone."""
         tail = name_of(spec.stages[-1])
         names = list(planned.stages[tail].transactions)
         if spec.id.index == min(task.index for task in self.plan.tasks if task.vertex == spec.id.vertex):
             assert self.plan.rescaled is not None
             names += [t for gone in self.plan.rescaled.removed if gone.stage == tail for t in gone.snapshot.transactions]
-        return tuple([_transaction(name) for name in names])
+        return tuple([msgspec.json.decode(name, type=Staged) for name in names])
 
     # Tallies
 
@@ -255,8 +256,3 @@ class _Rescaled:
 
 def _text(value: Any) -> bytes:
     return json.dumps(value).encode()
-
-
-def _transaction(text: str) -> Transaction:
-    name, target, rows = json.loads(text)
-    return Transaction(tuple(name), tuple(target), None if rows is None else tuple(rows))

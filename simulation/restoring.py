@@ -250,6 +250,5 @@ def _sink(process: Process, stage: int, index: int, mine: Snapshot | None, sibli
         process.epoch,
         None if mine is None else mine.transactions,
         restored_id if restored_id is not None and process.owner.has_later(restored_id) else None,
-        [t for s in siblings if s is not None for t in s.transactions],
         finished if index == min(set(range(len(siblings) or 1)) - finished) else None,
     )

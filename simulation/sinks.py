@@ -1,196 +1,314 @@
-"""The external system that sinks commit to. Survives every crash.
+"""The external systems that sinks commit to. They survive every crash.
 
-Behaves as a directory of committed rows: transactions are staged, committed under checkpoint, job and instance, and hidden when
-the job goes back to an older checkpoint. `dagster_checkpoints.sinks` decides when.
+Of two kinds, as the targets of shipped sinks: a table, which changes rows and ledger in one transaction, and a folder, which
+changes them one after the other. `dagster_checkpoints.sinks.engine` decides what is changed, and when.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import json
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass, field
-from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
-from dagster_checkpoints.sinks import transactions as step
-from dagster_checkpoints.sinks.branches import Branches, settlement
+import msgspec
+
+from dagster_checkpoints.sinks.engine import LedgerChanged, Op, Plan, SinkLife, SinkScope, Steps
+from dagster_checkpoints.sinks.ledger import Commit, Ledger, Moves, Owner, Staged, parse_name
+from dagster_checkpoints.sinks.transactions import PendingTransactions
+from dagster_checkpoints.systems.errors import SinkError
 from simulation.violations import check
 
 Rows = tuple[int, ...]
-Target = tuple[int, int, int]
-"""(checkpoint, job, instance) under which rows are committed."""
-Name = tuple[int, int]
-"""(epoch of the owner, number) of a transaction."""
+_BEHIND_ALL = 1 << 40
+_AT_ONCE = frozenset({"check_moves", "discard", "hide", "publish", "show"})
+"""Calls right behind the check that they rely on: a process that is paused in between for longer than its lease can do harm in a
+file system, which renames under no fence."""
 
 
 class TaskFailure(Exception):
     """An injected failure of a task, or a transaction that is lost or that a newer owner has: the task fails."""
 
 
-class Transaction(NamedTuple):
-    """A transaction as a checkpoint records it; `rows`: its rows, if it is recorded in a savepoint and not committed yet."""
-
-    name: Name
-    target: Target
-    rows: Rows | None = None
-
-
 class SinkSystem:
-    """The rows that all instances of one stage have ever written."""
+    """The rows that all instances of one stage have ever written.
 
-    def __init__(self, stage: int) -> None:
+    Args:
+        stage: the stage's number.
+        stepped: whether it is a folder.
+
+    Attributes:
+        staged: by transaction, the instance that has staged it, and its rows.
+        visible: by commit, the rows that readers see.
+        hidden: likewise, rows that were taken back.
+        ledgers: by instance.
+        attempts: number of instances that were ever opened.
+    """
+
+    def __init__(self, stage: int, stepped: bool) -> None:
         self.stage = stage
-        self.transactions = 0
-        self.staged: dict[Name, tuple[int, Rows]] = {}
-        """By transaction: the instance in whose staging area it is, and its rows."""
-        self.visible: dict[Target, Rows] = {}
-        self.hidden: dict[Target, Rows] = {}
-        self.branches: dict[tuple[int, int], Branches] = defaultdict(Branches)
-        """By job and instance."""
-        self.fences: dict[int, int] = {}
-        """By instance, the epoch of the newest owner that has opened its sink: older owners may not abort or hide rows."""
-
-    def take_fence(self, instance: int, epoch: int) -> None:
-        """Fence older owners off. Raises TaskFailure if a newer owner has done so."""
-        if self.fences.get(instance, 0) > epoch:
-            raise TaskFailure(f"stage {self.stage}: instance {instance} belongs to a newer owner")
-        self.fences[instance] = epoch
-
-    def settle(self, job: int, instance: int, restored: int) -> None:
-        """Show exactly the rows on the timeline of the checkpoint that the job is restored from."""
-        visible, hidden = ([t for t in rows if t[1:] == (job, instance)] for rows in (self.visible, self.hidden))
-        moves = settlement(self.branches[job, instance], restored, visible, hidden, itemgetter(0))
-        for target in moves.hide:
-            self.hidden[target] = self.visible.pop(target)
-        for target in moves.show:
-            self.visible.setdefault(target, self.hidden.pop(target))
+        self.stepped = stepped
+        self.staged: dict[str, tuple[int, Rows]] = {}
+        self.visible: dict[Commit, Rows] = {}
+        self.hidden: dict[Commit, Rows] = {}
+        self.ledgers: dict[int, Ledger] = {}
+        self.attempts = 0
 
     def rows(self, lineage: Iterable[tuple[int, int | None]]) -> list[int]:
         """The visible rows of a lineage: (job, its last checkpoint that counts), None for all checkpoints."""
         found: list[int] = []
         for job, upto in lineage:
             # A savepoint contains rows that its job may have hidden since.
-            targets = self.visible if upto is None else {**self.hidden, **self.visible}
-            for (checkpoint, of_job, instance), rows in targets.items():
-                if of_job == job and (upto is None or self.branches[job, instance].is_ancestor(checkpoint, upto)):
+            commits = self.visible if upto is None else {**self.hidden, **self.visible}
+            for commit, rows in commits.items():
+                if commit.job == str(job) and (upto is None or self._branches(commit).is_ancestor(commit.checkpoint, upto)):
                     found += rows
         return found
 
+    def _branches(self, commit: Commit) -> Any:
+        return self.ledgers[commit.index].job(commit.job).branches
 
-@dataclass(slots=True, eq=False)
+
+class Target:
+    """One instance's part of a system, as the engine calls it.
+
+    Attributes:
+        torn: whether the next move of rows stops in the middle.
+    """
+
+    def __init__(self, system: SinkSystem, index: int) -> None:
+        self.system = system
+        self.index = index
+        self.torn = False
+        self._known: Ledger | None = None
+
+    def read_ledger(self) -> Ledger:
+        self._known = self.system.ledgers.get(self.index) or Ledger()
+        return self._known
+
+    def committed(self, job: str) -> list[Commit]:
+        found = {*self.system.visible, *self.system.hidden}
+        return sorted(commit for commit in found if (commit.job, commit.index) == (job, self.index))
+
+    def staged(self) -> list[str]:
+        return [name for name, (index, _) in self.system.staged.items() if index == self.index]
+
+    def discard(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.system.staged.pop(name, None)
+
+    def stage(self, name: str, rows: Rows) -> None:
+        self.system.staged[name] = (self.index, rows)
+
+    def remove_other_jobs(self, job: str) -> None:
+        for rows in (self.system.visible, self.system.hidden):
+            for commit in [commit for commit in rows if commit.job != job]:
+                del rows[commit]
+
+    # A table
+
+    def transact(self, plan: Plan) -> None:
+        change = plan(self.read_ledger())
+        if change is not None:
+            if change.alone:
+                self.remove_other_jobs(change.job)
+            moves = change.moves
+            for commit in moves.hide:
+                self.hide(commit)
+            for commit in moves.show:
+                self.show(commit)
+            for staged in moves.publish:
+                check(staged.commit not in self.system.visible, "stage {}: {} twice", self.system.stage, staged.commit)
+                self.publish(staged)
+            self.system.ledgers[self.index] = change.ledger
+
+    # A folder
+
+    def put_ledger(self, ledger: Ledger) -> None:
+        if self._known != (self.system.ledgers.get(self.index) or Ledger()):
+            raise LedgerChanged
+        self.system.ledgers[self.index] = self._known = ledger
+
+    def check_moves(self, moves: Moves) -> None:
+        for commit in (*moves.hide, *moves.show):
+            check(commit in self.system.visible or commit in self.system.hidden, "stage {}: no {}", self.system.stage, commit)
+
+    def hide(self, commit: Commit) -> None:
+        self._move(self.system.visible, self.system.hidden, commit)
+
+    def show(self, commit: Commit) -> None:
+        self._move(self.system.hidden, self.system.visible, commit)
+
+    def publish(self, staged: Staged) -> None:
+        """Make rows visible, those that are not."""
+        system, commit = self.system, staged.commit
+        index, rows = system.staged.pop(staged.name, (self.index, ()))
+        seen = system.visible.get(commit, ())
+        found = len(rows) + len(seen)
+        check(found == staged.rows, "stage {}: {} has {} rows, {} were found", system.stage, staged, staged.rows, found)
+        first, rest = self._halves(rows)
+        system.visible[commit] = (*seen, *first)
+        if rest:
+            system.staged[staged.name] = (index, rest)
+            raise TaskFailure("half of the rows are published")
+
+    def _move(self, source: dict[Commit, Rows], into: dict[Commit, Rows], commit: Commit) -> None:
+        first, rest = self._halves(source.pop(commit, ()))
+        if first:
+            into[commit] = (*into.get(commit, ()), *first)
+        if rest:
+            source[commit] = rest
+            raise TaskFailure("half of the rows are moved")
+
+    def _halves(self, rows: Rows) -> tuple[Rows, Rows]:
+        torn, self.torn = self.torn and self.system.stepped, False
+        return (rows[: len(rows) // 2], rows[len(rows) // 2 :]) if torn else (rows, ())
+
+
 class TaskSink:
     """One instance's sink in one attempt.
 
-    Attributes:
+    Args:
+        system: the stage's rows.
+        job: the job.
+        instance: the instance.
+        parallelism: number of instances.
         epoch: the owner's epoch.
         transactions: the transactions that the checkpoint holds for this instance; None at a new start.
         take_back_after: the restored checkpoint, if later ones were completed.
-        others: the transactions that the checkpoint holds for any instance.
         settles: for the first instance that runs, those that had finished, whose sinks it settles; None for others.
+        replace: whether a new start removes the rows of other jobs.
+
+    Attributes:
         rows: the rows of the current transaction.
         pending: the transactions that are not committed.
-        origins: by job and instance, the checkpoint that it continues from, until its next checkpoint.
+        stop_after: the number of calls of the target after which the task fails, in the middle of a move if it is one.
+        behind_all: the id of a commit without a checkpoint, at the end of a task where none are taken after tasks have finished.
     """
 
-    system: SinkSystem
-    job: int
-    instance: int
-    parallelism: int
-    epoch: int
-    transactions: Sequence[Transaction] | None
-    take_back_after: int | None
-    others: Sequence[Transaction]
-    settles: frozenset[int] | None = None
-    rows: list[int] = field(default_factory=list)
-    pending: step.PendingTransactions[Transaction] = field(default_factory=step.PendingTransactions)
-    origins: dict[tuple[int, int], int] = field(default_factory=dict)
+    def __init__(
+        self,
+        system: SinkSystem,
+        job: int,
+        instance: int,
+        parallelism: int,
+        epoch: int,
+        transactions: Sequence[Staged] | None,
+        take_back_after: int | None,
+        settles: frozenset[int] | None = None,
+        replace: bool = False,
+    ) -> None:
+        self.system = system
+        self.instance = instance
+        self.rows: list[int] = []
+        self.pending = PendingTransactions[Staged]()
+        self._owner = Owner(epoch)
+        self._parallelism = parallelism
+        self._transactions = transactions
+        self._take_back_after = take_back_after
+        self._settles = settles
+        self._replace = replace
+        system.attempts += 1
+        self._scope = SinkScope("", str(system.stage), instance, parallelism, str(job), self._owner, f"a{system.attempts}")
+        self.behind_all = _BEHIND_ALL + system.attempts
+        self._lives: dict[int, tuple[SinkLife, Target]] = {}
+        self.stop_after: int | None = None
 
     def open(self) -> Generator[None]:
         """Commit the checkpoint's transactions, abort all others. Stops between a check and the step that relies on it."""
-        system = self.system
-        system.take_fence(self.instance, self.epoch)
-        yield
-        steps: Sequence[Any] = step.new_start()
-        if self.transactions is not None:
-            for name, target, rows in self.transactions:
-                if rows is not None and target not in system.visible:
-                    system.staged[name] = (self.instance, rows)
-            steps = step.recovery(self.transactions, self.take_back_after)
-        for due in steps:
-            match due:
-                case step.TakeFence():
-                    # No stop between fence and hiding: an owner paused there for a whole lease would hide rows that newer
-                    # owners have committed, because no file system renames under a fence (`sinks/parquet/fence.py`).
-                    system.take_fence(self.instance, self.epoch)
-                case step.Settle(restored):
-                    for mine in self._own_instances():
-                        system.settle(*mine, restored)
-                case step.Commit(transaction):
-                    self._commit(transaction)
-                case step.AbortRest():
-                    yield
-                    self._abort_rest()
-                case step.ContinueFrom(restored):
-                    self._continue_from(restored)
+        for index in self._own_instances():
+            scope = msgspec.structs.replace(self._scope, index=index)
+            life, target = SinkLife(scope, f"stage {self.system.stage}", stepped=self.system.stepped), Target(self.system, index)
+            self._lives[index] = life, target
+            yield from self._performed(life.open(), target)
+            if self._transactions is None:
+                yield from self._performed(life.new_start(replace=self._replace), target)
+                continue
+            own = [staged for staged in self._transactions if staged.commit.index == index]
+            for staged in own:
+                rows = json.loads(bytes(staged.payload))
+                if rows is not None and not (yield from self._performed(life.is_committed(staged), target)):
+                    target.stage(staged.name, tuple(rows))
+            yield from self._performed(life.recover(own, self._take_back_after), target)
 
-    def pre_commit(self, checkpoint_id: int, with_rows: bool = False) -> tuple[Transaction, ...]:
+    def pre_commit(self, checkpoint_id: int, with_rows: bool = False) -> tuple[Staged, ...]:
         """Close the current transaction. Returns all transactions that are not committed yet, `with_rows` for a savepoint."""
-        system = self.system
-        for mine, origin in list(self.origins.items()):
-            if step.begins_timeline(origin, checkpoint_id):
-                system.take_fence(self.instance, self.epoch)
-                system.branches[mine] = system.branches[mine].begun(origin, checkpoint_id)
-                del self.origins[mine]
+        for life, target in self._lives.values():
+            self._at_once(life.begin(checkpoint_id), target)
         if self.rows:
-            system.transactions += 1
-            name = (self.epoch, system.transactions)
-            system.staged[name] = (self.instance, tuple(self.rows))
+            life, target = self._lives[self.instance]
+            name = life.next_name()
+            target.stage(name, tuple(self.rows))
+            commit = Commit(self._scope.job, self.instance, checkpoint_id)
+            self.pending.add(checkpoint_id, Staged(name, commit, len(self.rows)))
             self.rows = []
-            self.pending.add(checkpoint_id, Transaction(name, (checkpoint_id, self.job, self.instance)))
-        pending, staged = self.pending.all, system.staged
-        return tuple([t._replace(rows=staged[t.name][1]) if t.name in staged else t for t in pending]) if with_rows else pending
+        staged = self.system.staged
+        return tuple([_with_rows(t, staged[t.name][1]) if with_rows and t.name in staged else t for t in self.pending.all])
 
     def commit_up_to(self, checkpoint_id: int | None) -> None:
+        """Commit the transactions of a checkpoint and of earlier ones; None: of all."""
+        life, target = self._lives[self.instance]
         while (transaction := self.pending.first_up_to(checkpoint_id)) is not None:
-            self._commit(transaction)
+            self._at_once(life.commit(transaction), target)
             self.pending.committed()
-
-    def _commit(self, transaction: Transaction) -> None:
-        """Make its rows visible, unless they were before. Raises TaskFailure if it is neither staged nor committed."""
-        system, (name, target, _) = self.system, transaction
-        _, rows = system.staged.pop(name, (0, None))
-        if rows is None and target not in system.visible:
-            lost = f"stage {system.stage}: transaction {name} for {target} is lost"
-            check(system.fences[self.instance] > self.epoch, lost)  # allowed only if there is a newer owner
-            raise TaskFailure(lost)
-        found = system.visible.setdefault(target, rows or ())
-        check(rows is None or rows == found, "stage {}: two transactions for {}: {} and {}", system.stage, target, rows, found)
-
-    def _continue_from(self, restored: int | None) -> None:
-        """Set the origins: the restored checkpoint, if later ones were taken back; 0 at the beginning of the job."""
-        targets = [*self.system.visible, *(transaction.target for transaction in self.others)]
-        for mine in self._own_instances():
-            if restored is not None or all(target[1:] != mine for target in targets):
-                self.origins[mine] = restored or 0
-
-    def _abort_rest(self) -> None:
-        kept = {transaction.name for transaction in self.others}
-        for name, (instance, _) in list(self.system.staged.items()):
-            if self._owns(instance) and name not in kept and not step.stages_for_newer_owner(self.epoch, name[0]):
-                del self.system.staged[name]
 
     @property
     def newer_staged(self) -> bool:
         """Whether a newer owner has staged a transaction."""
-        return any(step.stages_for_newer_owner(self.epoch, name[0]) for name in self.system.staged)
+        found = (parse_name(name) for name in self.system.staged)
+        return any(name is not None and self._owner.is_replaced_by(name.owner) for name in found)
 
-    def _own_instances(self) -> list[tuple[int, int]]:
+    def staged_by_others(self) -> list[str]:
+        """The staged transactions that are neither its own nor a newer owner's."""
+        found = {name: parse_name(name) for name in self.system.staged}
+        own = {name for name, parsed in found.items() if parsed is not None and parsed.attempt == self._scope.attempt}
+        return sorted(
+            name
+            for name, parsed in found.items()
+            if name not in own and parsed is not None and not self._owner.is_replaced_by(parsed.owner)
+        )
+
+    def _own_instances(self) -> list[int]:
         """This instance; for the first that runs also those that had finished, or no longer exist."""
-        targets = (*self.system.visible, *self.system.hidden)
-        own = {instance for _, job, instance in targets if job == self.job and self._owns(instance)}
-        return [(self.job, instance) for instance in sorted({self.instance, *own})]
+        written = {commit.index for commit in (*self.system.visible, *self.system.hidden)}
+        staged = {index for index, _ in self.system.staged.values()}
+        texts = {staged.commit.index for staged in self._transactions or ()}
+        return sorted({self.instance, *filter(self._owns, written | staged | texts)})
 
     def _owns(self, instance: int) -> bool:
-        if instance == self.instance or self.settles is None:
+        if instance == self.instance or self._settles is None:
             return instance == self.instance
-        return instance in self.settles or instance >= self.parallelism
+        return instance in self._settles or instance >= self._parallelism
+
+    def _at_once(self, steps: Steps[Any], target: Target) -> None:
+        for _ in self._performed(steps, target):
+            pass
+
+    def _performed(self, steps: Steps[Any], target: Target) -> Generator[None, None, Any]:
+        """Perform steps; stops in front of each, except where it relies on the one before."""
+        answer: Any = None
+        error: LedgerChanged | None = None
+        while True:
+            try:
+                op: Op = steps.send(answer) if error is None else steps.throw(error)
+            except StopIteration as ended:
+                return ended.value
+            except SinkError as failed:
+                raise TaskFailure(str(failed)) from failed
+            if op.name not in _AT_ONCE:
+                yield
+            if self.stop_after is not None:
+                self.stop_after -= 1
+                target.torn = self.stop_after < 0
+            answer, error = None, None
+            try:
+                answer = getattr(target, op.name)(*op.args)
+            except LedgerChanged as changed:
+                error = changed
+            except SinkError as failed:  # of a plan
+                raise TaskFailure(str(failed)) from failed
+            if self.stop_after is not None and self.stop_after < 0:
+                raise TaskFailure("the task is stopped")
+
+
+def _with_rows(staged: Staged, rows: Rows) -> Staged:
+    return msgspec.structs.replace(staged, payload=msgspec.Raw(json.dumps(rows).encode()))

@@ -364,12 +364,14 @@ class Task(TaskData):
 
     def _commit(self, action: life.CommitUpTo) -> None:
         check(not self.closed, "{} is notified after close()", self.id)
-        if self.fail_at == "commit":
-            raise TaskFailure("commit raises")
         if self.sink is not None:
             if action.checkpoint_id is None:
-                self.sink.pre_commit(0)
+                self.sink.pre_commit(self.sink.behind_all)
+            if self.fail_at == "commit":
+                self.sink.stop_after = mix(self.process.world.steps) % 6
             self.sink.commit_up_to(action.checkpoint_id)
+        if self.fail_at == "commit":
+            raise TaskFailure("commit raises")
         self.ended_with = action.checkpoint_id
 
     def _close(self, action: life.CloseOperators) -> None:

@@ -34,7 +34,8 @@ class World:
         self.shapes = scenario.variants
         self.has_union = any(stage.kind == "union" for stage in self.shapes[0].stages)
         self.store = Store()
-        self.sinks = {n: SinkSystem(n) for n, spec in enumerate(self.shapes[0].stages) if spec.sink}
+        stages = self.shapes[0].stages
+        self.sinks = {n: SinkSystem(n, stepped=(scenario.seed + n) % 2 == 1) for n, spec in enumerate(stages) if spec.sink}
         self.now = 0.0
         self.steps = 0
         self.budgets = scenario.budgets.copy()

@@ -120,10 +120,10 @@ class Writer(Machine):
         """The transactions of a completed checkpoint are staged or committed."""
         tails = {task.id: task.stages[-1] for task in self.shape.tasks}
         for task, state in metadata.states.items():
-            for name, target, _ in state.transactions:
+            for staged in state.transactions:
                 sink = self.world.sinks[tails[task]]
-                exists = name in sink.staged or target in sink.visible
-                check(exists, "{} is complete, and transaction {} of {} is lost", metadata.pointer.location, name, task)
+                exists = staged.name in sink.staged or staged.commit in sink.visible
+                check(exists, "{} is complete, and transaction {} of {} is lost", metadata.pointer.location, staged.name, task)
 
     def recorded_metadata(self) -> CheckpointMetadata:
         metadata = self.metadata

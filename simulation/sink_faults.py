@@ -1,0 +1,81 @@
+"""Deliberate faults of the life of a sink: of its steps, and of the values that they decide by."""
+
+from __future__ import annotations
+
+from dagster_checkpoints.sinks import transactions
+from dagster_checkpoints.sinks.branches import Branches
+from dagster_checkpoints.sinks.engine import SinkLife
+from dagster_checkpoints.sinks.ledger import JobLedger
+from simulation.injection import Fault
+
+SINK_FAULTS = (
+    Fault(
+        "an older owner aborts what a newer one has staged",
+        transactions.stages_for_newer_owner,
+        "staged_by > epoch",
+        "False",
+        "going back",  # the theme of whole pipelines that find it, too
+    ),
+    Fault(
+        "an older owner's changes are not refused",
+        SinkLife._check_owner,
+        "self._scope.owner.is_replaced_by(ledger.owner)",
+        "False",
+    ),
+    Fault("a transaction is published a second time", SinkLife.commit, "not job.is_committed(commit.checkpoint)", "True"),
+    Fault("the last commit of a branch counts as not made", JobLedger.is_committed, ">= checkpoint", "> checkpoint"),
+    Fault(
+        "commits of all branches count as one branch's",
+        JobLedger.is_committed,
+        "self.branches.branch_of(checkpoint)",
+        "max(self.newest, default=0)",
+    ),
+    Fault("rows of later checkpoints stay visible", SinkLife._settle, "hide=tuple(sorted(moves.hide))", "hide=()"),
+    Fault("rows are not shown again", SinkLife._settle, "show=tuple(sorted(moves.show))", "show=()"),
+    Fault("the ledger does not say which rows readers see", JobLedger.showing, "shown=restored", "shown=None"),
+    Fault("the ledger says for ever which rows readers see", JobLedger.begun, ", shown=None", ""),
+    Fault(
+        "the first checkpoint after a restore is not recorded",
+        SinkLife.begin,
+        "origin is not None and begins_timeline(origin, checkpoint_id)",
+        "False",
+    ),
+    Fault(
+        "a job goes on from its beginning instead of the restored checkpoint",
+        SinkLife.recover,
+        "(yield from self._beginning()) if restored is None else restored",
+        "yield from self._beginning()",
+    ),
+    Fault(
+        "a branch is begun where the one before began",
+        Branches.begun,
+        "Branch(restored, first)",
+        "Branch(0, first)",
+    ),
+    Fault(
+        "other transactions are discarded before the checkpoint's are committed",
+        SinkLife.recover,
+        "    for staged in transactions:\n",
+        "    yield from self._discard_rest()\n    for staged in transactions:\n",
+    ),
+    Fault("the transactions of earlier attempts are left", SinkLife._discard_rest, "if rest:", "if False:"),
+    Fault("rows move before the change is recorded", SinkLife._change, 'yield Op("put_ledger", (begun,))', "pass"),
+    Fault(
+        "a change that was interrupted is not completed",
+        SinkLife._change,
+        "if ledger.unfinished is not None:",
+        "if False:",
+    ),
+    Fault(
+        "a change counts as made when its rows begin to move",
+        SinkLife._change,
+        "begun = msgspec.structs.replace(ledger, owner=change.ledger.owner, unfinished=unfinished)",
+        "begun = msgspec.structs.replace(change.ledger, unfinished=None)",
+    ),
+    Fault(
+        "a completed change is not recorded",
+        SinkLife._finish,
+        "ledger.with_job(unfinished.job, unfinished.after)",
+        "ledger",
+    ),
+)

@@ -1,0 +1,276 @@
+"""Histories of one instance's sink: checkpoints, restores of any of them, take-overs, new jobs, and a stop at any step.
+
+Whole pipelines (`world`) rarely go back more than once; here nearly every world does. `python -m simulation.sink_histories`
+searches for a given time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections import Counter
+from contextlib import suppress
+from itertools import count
+
+import msgspec
+
+from dagster_checkpoints.sinks.ledger import Ledger, Staged
+from simulation.injection import Fault, injected
+from simulation.sinks import SinkSystem, TaskFailure, TaskSink
+from simulation.violations import Violation, check
+
+_STEPS = 40
+_CALLS = 12
+"""At most so many calls of the target are made before a stop in the middle."""
+
+
+class Point(msgspec.Struct, frozen=True, eq=False):
+    """A completed checkpoint: its id, its job, its transactions, and the rows that a table with it has."""
+
+    checkpoint: int
+    job: int
+    transactions: tuple[Staged, ...]
+    rows: tuple[int, ...]
+    is_savepoint: bool
+
+
+class Run:
+    """An attempt of a job: its sink, and what it has taken since.
+
+    Attributes:
+        rows: the rows on the way from the job's beginning.
+        taken: checkpoints that are not completed.
+        last_id: the largest id that it has given.
+    """
+
+    def __init__(self, sink: TaskSink, job: int, rows: tuple[int, ...]) -> None:
+        self.sink = sink
+        self.job = job
+        self.rows = list(rows)
+        self.taken: list[Point] = []
+        self.last_id = 0
+
+
+class History:
+    """One table, and the jobs that have written to it.
+
+    Args:
+        seed: decides everything.
+
+    Attributes:
+        points: the completed checkpoints that can be restored, oldest first.
+        ids: by job, the largest id of a completed checkpoint.
+        older: runs whose owner was replaced, and that do not know it.
+        written_by: by row, the job that has written it.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.system = SinkSystem(0, stepped=bool(seed % 2))
+        self.written_by: list[int] = []
+        self.points: list[Point] = []
+        self.ids: dict[int, int] = {}
+        self.job = 0
+        self.epoch = 1
+        self.older: list[Run] = []
+        self.counts = Counter[str]()
+        self.run: Run = None  # type: ignore[assignment]
+        self.run = self._begin(None, new_job=True)
+
+    def step(self) -> None:
+        """Take a random step."""
+        chance, run = self.chance, self.run
+        what = chance.choices(("checkpoint", "complete", "crash", "go back", "older acts", "new job"), (8, 8, 2, 2, 2, 0.6))[0]
+        self.counts[what] += 1
+        if what == "checkpoint":
+            self._take(run)
+        elif what == "complete" and run.taken:
+            self._complete(run)
+        elif what == "crash":
+            self.run = self._begin(self._newest())
+        elif what == "go back" and self.points:
+            self.run = self._begin(chance.choice(self.points))
+        elif what == "older acts" and self.older:
+            self._older_acts(chance.choice(self.older))
+        elif what == "new job":
+            self.run = self._begin(None if chance.random() < 0.7 else self._newest(), new_job=True)
+
+    def _take(self, run: Run) -> None:
+        """Write rows, or none, and take a checkpoint or a savepoint."""
+        for _ in range(self.chance.choice((0, 1, 2, 3))):
+            run.rows.append(self._row(run))
+        number = run.last_id = max(run.last_id, self.ids.get(run.job, 0)) + 1
+        is_savepoint = self.chance.random() < 0.4
+        with self._failing(run):
+            transactions = run.sink.pre_commit(number, is_savepoint)
+            run.taken.append(Point(number, run.job, transactions, tuple(run.rows), is_savepoint))
+        self._check()
+
+    def _row(self, run: Run) -> int:
+        """Write a row, which no run has written before."""
+        row = len(self.written_by)
+        self.written_by.append(run.job)
+        run.sink.rows.append(row)
+        return row
+
+    def _complete(self, run: Run) -> None:
+        """A checkpoint completes or is aborted; then the sink commits, and may be stopped in the middle."""
+        point = run.taken.pop(0)
+        if self.chance.random() < 0.2:
+            return
+        self.points.append(point)
+        self.ids[run.job] = point.checkpoint
+        run.sink.stop_after = self._stop()
+        with self._failing(run):
+            run.sink.commit_up_to(point.checkpoint)
+            if not run.taken:  # otherwise its sink may show more
+                self._check_shows(run, point)
+        self._check()
+
+    def _older_acts(self, run: Run) -> None:
+        """A run whose owner was replaced takes a checkpoint, or commits one that had completed: it changes nothing."""
+        before = (dict(self.system.visible), dict(self.system.hidden), dict(self.system.ledgers))
+        with suppress(TaskFailure):
+            if self.chance.random() < 0.5:
+                self._row(run)
+                run.sink.pre_commit(max(run.last_id, self.ids.get(run.job, 0)) + 1)
+            run.sink.commit_up_to(None)
+        after = (self.system.visible, self.system.hidden, self.system.ledgers)
+        check(before == after, "an older owner has changed {} to {}", before, after)
+
+    def _begin(self, point: Point | None, new_job: bool = False) -> Run:
+        """Begin a job, or restore a checkpoint; by another owner or not; again, until it is not stopped in the middle."""
+        chance = self.chance
+        self.job += new_job or (point is not None and point.job != self.job)
+        replace = point is None and chance.random() < 0.5
+        # The transactions of other checkpoints, which are not savepoints, are discarded; the rows of other jobs may be.
+        self.points = [
+            each
+            for each in self.points
+            if (each.is_savepoint and not replace)
+            or each is point
+            or (point is not None and each.job == self.job == point.job and each.checkpoint <= point.checkpoint)
+        ]
+        while True:
+            if self.run is not None and chance.random() < 0.5:
+                self.older.append(self.run)
+                self.older = self.older[-2:]
+                self.epoch += 1
+            texts = None if point is None else point.transactions
+            own = point is not None and point.job == self.job
+            sink = TaskSink(
+                self.system, self.job, 0, 1, self.epoch, texts, point.checkpoint if own and point else None, replace=replace
+            )
+            run = Run(sink, self.job, point.rows if point is not None else ())
+            if self._opened(sink):
+                break
+        if point is not None and own:
+            self._check_shows(run, point)
+        elif replace:
+            check(all(commit.job == str(self.job) for commit in self.system.visible), "rows of an earlier job are left")
+        check(not sink.staged_by_others(), "left over: {}", self.system.staged)
+        return run
+
+    def _opened(self, sink: TaskSink) -> bool:
+        """Open a sink, or stop at one of its calls, or in the middle of it."""
+        sink.stop_after = self._stop()
+        try:
+            for _ in sink.open():
+                self._check()
+        except TaskFailure as error:
+            check(sink.stop_after is not None and sink.stop_after < 0, "a sink cannot be opened: {}", error)
+            self.counts["stopped while opening"] += 1
+            return False
+        sink.stop_after = None
+        self._check()
+        return True
+
+    def _stop(self) -> int | None:
+        """The number of calls after which a sink stops; None: it does not."""
+        return self.chance.randrange(_CALLS) if self.chance.random() < 0.3 else None
+
+    def _newest(self) -> Point | None:
+        return next((point for point in reversed(self.points) if point.job == self.job), None)
+
+    def _failing(self, run: Run) -> suppress:
+        """A context after which a run that has failed is started again."""
+        history = self
+
+        class Failing(suppress):
+            def __exit__(self, kind: object, error: object, trace: object) -> bool:
+                failed = isinstance(error, TaskFailure)
+                if failed:
+                    history.counts["stopped while committing"] += 1
+                    points: list[Point | None] = [*history.points] or [None]
+                    newest = history.chance.random() < 0.6
+                    history.run = history._begin(history._newest() if newest else history.chance.choice(points))
+                return failed
+
+        return Failing()
+
+    # Invariants
+
+    def _check(self) -> None:
+        """Readers see exactly what the ledger says; in a folder, but for a change that has begun."""
+        ledger = self.system.ledgers.get(0) or Ledger()
+        if ledger.unfinished is not None:
+            return
+        for rows, wanted in ((self.system.visible, True), (self.system.hidden, False)):
+            for commit in rows:
+                job = ledger.job(commit.job)
+                check(job.is_committed(commit.checkpoint), "{} is not in the ledger {}", commit, ledger)
+                check(job.sees(commit.checkpoint) == wanted, "{} is visible: {}; the ledger is {}", commit, wanted, ledger)
+        check(not ledger.job(str(self.job)).again, "a job's own rows need no exception: {}", ledger)
+
+    def _check_shows(self, run: Run, point: Point) -> None:
+        """Readers see exactly the rows of a checkpoint, among those of its job."""
+        found = sorted(row for commit, rows in self.system.visible.items() if commit.job == str(run.job) for row in rows)
+        mine = sorted(row for row in point.rows if self.written_by[row] == run.job)
+        check(found == mine, "checkpoint {} has the rows {}, readers see {}", point.checkpoint, mine, found)
+
+
+def simulate(seed: int) -> tuple[Violation | None, Counter[str]]:
+    """Run one history. Returns the invariant that it has broken, if any, and what happened."""
+    history: History | None = None
+    try:
+        history = History(seed)
+        for _ in range(_STEPS):
+            history.step()
+    except Violation as broken:
+        return broken, history.counts if history is not None else Counter()
+    return None, history.counts
+
+
+def find(fault: Fault, worlds: int) -> int | None:
+    """The first history, of this number, that breaks an invariant while the fault is in the code."""
+    with injected(fault):
+        return next((seed for seed in range(worlds) if _breaks(seed)), None)
+
+
+def _breaks(seed: int) -> bool:
+    try:
+        return simulate(seed)[0] is not None
+    except (KeyError, RecursionError):
+        return True
+
+
+def main() -> None:
+    """Search for a given time."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    until, counts = time.monotonic() + chosen.seconds, Counter[str]()
+    for seed in count(chosen.seed):
+        if time.monotonic() > until:
+            break
+        broken, happened = simulate(seed)
+        counts.update(happened)
+        if broken is not None:
+            raise SystemExit(f"seed {seed}: {broken}")
+    print(f"{seed - chosen.seed:,} histories, from seed {chosen.seed}: {dict(counts)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""The life of a sink's instance, without a real target: random histories over a table and a folder in memory, and its values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+
+from dagster_checkpoints.sinks.branches import Branch, Branches
+from dagster_checkpoints.sinks.engine import LedgerChanged, Op, SinkLife, SinkScope, Steps, drive
+from dagster_checkpoints.sinks.ledger import (
+    LEDGERS,
+    Commit,
+    JobLedger,
+    Ledger,
+    Moves,
+    Owner,
+    Staged,
+    StagedName,
+    Unfinished,
+    decode_texts,
+    encode_text,
+    parse_name,
+)
+from dagster_checkpoints.systems.errors import (
+    SinkCannotTakeBack,
+    SinkFenced,
+    SinkTransactionConflict,
+    SinkUnavailable,
+    UnreadableSinkTransaction,
+)
+from simulation.injection import Fault
+from simulation.sink_faults import SINK_FAULTS
+from simulation.sink_histories import find, simulate
+from simulation.sinks import SinkSystem, Target
+
+HISTORIES = 10_000
+"""Histories in which a fault is looked for: some seconds. The one that is hardest to find needs 1,500."""
+
+
+@pytest.mark.parametrize("first", range(0, 1200, 300))
+def test_readers_see_exactly_the_rows_of_the_restored_checkpoint_in_random_histories(first: int) -> None:
+    counts = Counter[str]()
+    for seed in range(first, first + 300):
+        broken, happened = simulate(seed)
+        assert broken is None, f"seed {seed}: {broken}"
+        counts.update(happened)
+    kinds = ("go back", "new job", "older acts", "stopped while committing", "stopped while opening")
+    assert all(counts[kind] > 50 for kind in kinds), counts
+
+
+@pytest.mark.parametrize("fault", SINK_FAULTS, ids=lambda fault: fault.name)
+def test_a_deliberate_fault_of_a_sink_is_found(fault: Fault) -> None:
+    assert find(fault, HISTORIES) is not None
+
+
+# Steps
+
+SCOPE = SinkScope("shop", "sales", 1, 2, "4.h1", Owner(3, "h1"), "abc")
+T1 = Staged("e3.h1-abc-000000", Commit("4.h1", 1, 7), 2)
+
+
+def life(stepped: bool = False, by_key: bool = False, **scope: Any) -> SinkLife:
+    return SinkLife(msgspec.structs.replace(SCOPE, **scope), "ASink(x)", stepped=stepped, by_key=by_key)
+
+
+def opened(system: SinkSystem, **settings: Any) -> tuple[SinkLife, Target]:
+    one, target = life(stepped=system.stepped, **settings), Target(system, 1)
+    drive(one.open(), target)
+    return one, target
+
+
+def committed(target: Target, one: SinkLife, *ids: int) -> None:
+    for number in ids:
+        name = one.next_name()
+        target.stage(name, (number,))
+        drive(one.begin(number), target)
+        drive(one.commit(Staged(name, Commit("4.h1", 1, number), 1)), target)
+
+
+@pytest.fixture(params=[False, True], ids=["table", "folder"])
+def system(request: pytest.FixtureRequest) -> SinkSystem:
+    return SinkSystem(0, stepped=request.param)
+
+
+def test_an_older_owner_is_refused_in_every_call_and_changes_nothing(system: SinkSystem) -> None:
+    old, target = opened(system)
+    target.stage(T1.name, (1, 2))
+    opened(system, owner=Owner(4, "h1"))
+    before = (dict(system.visible), dict(system.staged), dict(system.ledgers))
+    calls = {
+        "open": old.open(),
+        "commit": old.commit(T1),
+        "abort": old.abort(T1),
+        "recover": old.recover([T1], 7),
+        "settle": old.recover([], 3),
+        "new start": life(stepped=system.stepped, attempt="later").new_start(replace=True),
+    }
+    for what, steps in calls.items():
+        with pytest.raises(SinkFenced, match=r"ASink\(x\): expected no newer run than this one \(epoch 3\).*instance 1.*epoch 4"):
+            drive(steps, target)
+            raise AssertionError(what)
+    assert (dict(system.visible), dict(system.staged), dict(system.ledgers)) == before
+
+
+def test_an_owner_of_another_history_and_one_without_an_epoch_take_over(system: SinkSystem) -> None:
+    opened(system)
+    opened(system, owner=Owner(1, "h2"))
+    assert system.ledgers[1].owner == Owner(1, "h2")
+    without, target = opened(system, owner=Owner())
+    committed(target, without, 1)
+    assert system.ledgers[1].owner == Owner(1, "h2")
+
+
+def test_another_transaction_for_a_committed_checkpoint_is_refused_by_name(system: SinkSystem) -> None:
+    one, target = opened(system)
+    committed(target, one, 7)
+    other = msgspec.structs.replace(T1, name="e3.h1-abc-000009")
+    for steps in (one.commit(other), one.is_committed(other)):
+        with pytest.raises(SinkTransactionConflict, match=r"checkpoint 7 of job 4\.h1, instance 1, found that 'e3"):
+            drive(steps, target)
+    assert drive(one.is_committed(T1), target) is True
+
+
+def test_an_abort_deletes_what_is_staged_and_leaves_what_is_committed(system: SinkSystem) -> None:
+    one, target = opened(system)
+    committed(target, one, 7)
+    target.stage("e3.h1-abc-000001", (8,))
+    drive(one.abort(Staged("e3.h1-abc-000001", Commit("4.h1", 1, 8), 1)), target)
+    drive(one.abort(T1), target)
+    assert (system.staged, list(system.visible.values())) == ({}, [(7,)])
+
+
+def test_a_new_start_replaces_the_rows_of_all_other_jobs(system: SinkSystem) -> None:
+    one, target = opened(system)
+    committed(target, one, 7)
+    new, target = opened(system, job="5.h1", attempt="new")
+    drive(new.new_start(replace=False), target)
+    assert list(system.visible) == [Commit("4.h1", 1, 7)] and new.origin == 0
+    drive(new.new_start(replace=True), target)
+    assert (system.visible, system.ledgers[1].jobs) == ({}, {})
+
+
+def test_a_job_that_begins_a_second_time_has_no_origin_where_it_has_rows(system: SinkSystem) -> None:
+    one, target = opened(system)
+    committed(target, one, 7)
+    again, target = opened(system, attempt="again")
+    drive(again.new_start(replace=True), target)
+    assert again.origin is None and list(system.visible) == [Commit("4.h1", 1, 7)]
+
+
+def test_rows_by_key_stay_and_a_restore_that_would_show_replaced_ones_is_refused(system: SinkSystem) -> None:
+    one, target = opened(system, by_key=True)
+    committed(target, one, 1, 2, 3)
+    back, target = opened(system, by_key=True, attempt="back")
+    drive(back.recover([], 1), target)
+    assert len(system.visible) == 3 and back.origin == 1
+    committed(target, back, 4)  # has replaced rows of 2 and 3
+    with pytest.raises(SinkCannotTakeBack, match="checkpoints 2, 3 may have been replaced"):
+        drive(life(stepped=system.stepped, by_key=True, attempt="again").recover([], 3), target)
+    drive(life(stepped=system.stepped, by_key=True, attempt="again").recover([], 1), target)
+
+
+def test_rows_taken_back_that_a_savepoint_of_another_job_holds_are_shown_again(system: SinkSystem) -> None:
+    one, target = opened(system)
+    committed(target, one, 1, 2)
+    drive(life(stepped=system.stepped, attempt="back").recover([], 1), target)
+    assert list(system.visible) == [Commit("4.h1", 1, 1)]
+    drive(one.commit(Staged("e3.h1-abc-000001", Commit("4.h1", 1, 2), 1)), target)
+    assert sorted(system.visible) == [Commit("4.h1", 1, 1), Commit("4.h1", 1, 2)]
+
+
+def test_a_ledger_that_changes_again_and_again_ends_in_an_error_that_another_attempt_repairs() -> None:
+    class Changing(Target):
+        def put_ledger(self, ledger: Ledger) -> None:
+            raise LedgerChanged
+
+    with pytest.raises(SinkUnavailable, match=r"instance 1 stays as it was read, found it changed by another run 20 times"):
+        drive(life(stepped=True).open(), Changing(SinkSystem(0, stepped=True), 1))
+
+
+def test_an_error_of_the_target_reaches_the_step_that_has_called_it() -> None:
+    def steps() -> Steps[str]:
+        try:
+            yield Op("read_ledger")
+        except SinkUnavailable as error:
+            return f"caught {error}"
+        return "no error"
+
+    class Away:
+        def read_ledger(self) -> Ledger:
+            raise SinkUnavailable("away")
+
+    assert drive(steps(), Away()) == "caught away"
+
+
+def test_the_steps_of_a_commit_in_a_folder_are_recorded_first_and_repeatable() -> None:
+    system = SinkSystem(0, stepped=True)
+    one, target = opened(system)
+    target.stage(T1.name, (1, 2))
+    steps, calls, answer = one.commit(T1), [], None
+    with pytest.raises(StopIteration):
+        while True:
+            op = steps.send(answer)
+            calls.append(op.name)
+            answer = getattr(target, op.name)(*op.args)
+    assert calls == ["read_ledger", "check_moves", "put_ledger", "publish", "put_ledger"]
+    assert system.ledgers[1].unfinished is None
+
+
+# Values
+
+
+def test_a_text_is_decoded_to_the_transaction_that_it_was_made_of() -> None:
+    staged = msgspec.structs.replace(T1, bytes=10, files=1, payload=msgspec.Raw(b'{"a": 1}'))
+    text = encode_text("sql", "public.sales", staged)
+    (found,) = decode_texts([text], "sql", "public.sales", 1, "ASink(x)")
+    assert msgspec.structs.replace(found, payload=msgspec.Raw(bytes(found.payload))) == staged
+
+
+TEXT = encode_text("sql", "public.sales", T1)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "expected the text of one of its transactions, found ''"),
+        ("{}", "Did the stage have another kind of sink, or did an earlier release"),
+        ('{"sink":"sql","table":"t","token":"a","job":"1","index":0,"checkpoint":1,"rows":2,"version":1}', "an earlier release"),
+        (TEXT.replace('"sql"', '"kafka"'), "it is of the kind 'kafka', version 2"),
+        (TEXT.replace('"version":2', '"version":3'), "it is of the kind 'sql', version 3"),
+        (TEXT.replace("public.sales", "public.others"), "of instance 1 for 'public.others'"),
+        (TEXT.replace('"index":1', '"index":0'), "of instance 0 for 'public.sales'"),
+        (TEXT.replace("e3.h1-abc-000000", "../../etc"), "found '../../etc'"),
+    ],
+)
+def test_a_foreign_text_is_refused_by_name_before_any_other_is_looked_at(text: str, found: str) -> None:
+    with pytest.raises(UnreadableSinkTransaction, match=r"^ASink\(x\): expected ") as refused:
+        decode_texts([TEXT, text], "sql", "public.sales", 1, "ASink(x)")
+    assert found in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name", [StagedName(Owner(), "a-b", 0), StagedName(Owner(12, "h1"), "x.y_z", 7), StagedName(Owner(1), "e4-5", 1_000_000)]
+)
+def test_a_name_says_who_has_staged_a_transaction(name: StagedName) -> None:
+    assert parse_name(name.text) == name
+    assert parse_name(f"{name.text}.") is None
+
+
+def test_owners_of_two_histories_cannot_be_compared() -> None:
+    assert Owner(3, "h1").is_replaced_by(Owner(4, "h1"))
+    assert not Owner(4, "h1").is_replaced_by(Owner(4, "h1"))
+    assert not Owner(3, "h1").is_replaced_by(Owner(4, "h2"))
+    assert not Owner(0, "h1").is_replaced_by(Owner(4, "h1"))
+
+
+def test_a_ledger_is_read_as_it_was_written() -> None:
+    job = JobLedger(Branches((Branch(3, 6),)), {0: 5, 6: 8}, (8, "n"), ((0, 1), (6, 6)), 7, (2,))
+    ledger = Ledger(Owner(3, "h1"), {"1": job}, Unfinished("1", Moves((T1,), (T1.commit,), (T1.commit,)), job))
+    found = LEDGERS.decode(msgspec.json.encode(ledger))
+    assert found.jobs == ledger.jobs and found.owner == ledger.owner and found.unfinished is not None
+    assert found.unfinished.moves.hide == (T1.commit,) and found.unfinished.after == job
+
+
+def test_commits_are_ordered_as_they_were_made_on_all_branches() -> None:
+    """Restored from 1, the job takes 5 next; then savepoint 4 of its first branch is restored, and its transaction committed."""
+    job = JobLedger()
+    for number in (1, 2, 3):
+        job = job.committed(number, f"n{number}")
+    job = job.begun(1, 5).committed(5, "n5").committed(6, "n6").committed(4, "n4")
+    assert job.in_order({1, 2, 3, 4, 5, 6}) == [1, 2, 3, 5, 6, 4]
+    assert (job.latest, job.newest, job.stretches) == ((4, "n4"), {0: 4, 5: 6}, ((0, 1), (5, 5), (0, 4)))
+    assert [number for number in range(1, 8) if job.is_committed(number)] == [1, 2, 3, 4, 5, 6]
+    assert [number for number in range(1, 8) if job.sees(number)] == [1, 5, 6, 7]
