@@ -18,7 +18,7 @@ SINK_FAULTS = (
     ),
     Fault(
         "an older owner's changes are not refused",
-        SinkLife._check_owner,
+        SinkLife.check_owner,
         "self._scope.owner.is_replaced_by(ledger.owner)",
         "False",
     ),

@@ -6,7 +6,6 @@ changes them one after the other. `dagster_checkpoints.sinks.engine` decides wha
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
@@ -225,7 +224,7 @@ class TaskSink:
                 continue
             own = [staged for staged in self._transactions if staged.commit.index == index]
             for staged in own:
-                rows = json.loads(bytes(staged.payload))
+                rows = staged.payload
                 if rows is not None and not (yield from self._performed(life.is_committed(staged), target)):
                     target.stage(staged.name, tuple(rows))
             yield from self._performed(life.recover(own, self._take_back_after), target)
@@ -311,4 +310,4 @@ class TaskSink:
 
 
 def _with_rows(staged: Staged, rows: Rows) -> Staged:
-    return msgspec.structs.replace(staged, payload=msgspec.Raw(json.dumps(rows).encode()))
+    return msgspec.structs.replace(staged, payload=rows)

@@ -135,6 +135,7 @@ class SinkLife:
         Args:
             replace: whether the rows of other jobs are removed.
         """
+        yield from self.open()
         yield from self._discard_rest()
         self.origin = yield from self._beginning()
         if replace:
@@ -150,6 +151,7 @@ class SinkLife:
         Raises:
             SinkCannotTakeBack: rows on the way may have been replaced by key.
         """
+        yield from self.open()
         if restored is not None:
             yield from self._settle(restored)
         for staged in transactions:
@@ -161,7 +163,7 @@ class SinkLife:
         found: Sequence[Commit] = yield Op("committed", (self._scope.job,))
 
         def plan(ledger: Ledger) -> Change | None:
-            self._check_owner(ledger)
+            self.check_owner(ledger)
             job = ledger.job(self._scope.job)
             committed = [commit for commit in found if job.is_committed(commit.checkpoint)]
             if self._by_key:
@@ -192,12 +194,15 @@ class SinkLife:
         names: Sequence[str] = yield Op("staged")
         rest = [name for name in names if self._may_discard(name)]
         if rest:
-            self._check_owner((yield Op("read_ledger")))
+            self.check_owner((yield Op("read_ledger")))
             yield Op("discard", (rest,))
 
     def _may_discard(self, name: str) -> bool:
         found = parse_name(name)
-        return found is None or not (found.attempt == self._scope.attempt or self._scope.owner.is_replaced_by(found.owner))
+        if found is None:
+            return True
+        own = (found.owner, found.attempt) == (self._scope.owner, self._scope.attempt)
+        return not own and not self._scope.owner.is_replaced_by(found.owner)
 
     # Transactions
 
@@ -207,7 +212,7 @@ class SinkLife:
         if origin is not None and begins_timeline(origin, checkpoint_id):
 
             def plan(ledger: Ledger) -> Change | None:
-                self._check_owner(ledger)
+                self.check_owner(ledger)
                 before = ledger.job(self._scope.job)
                 after = before.begun(origin, checkpoint_id)
                 return None if after == before else self._changed(ledger, self._scope.job, after)
@@ -226,7 +231,7 @@ class SinkLife:
         """
 
         def plan(ledger: Ledger) -> Change | None:
-            self._check_owner(ledger)
+            self.check_owner(ledger)
             commit = staged.commit
             job = ledger.job(commit.job)
             if not job.is_committed(commit.checkpoint):
@@ -249,7 +254,7 @@ class SinkLife:
     def is_committed(self, staged: Staged) -> Steps[bool]:
         """Whether a transaction is committed. Raises SinkFenced, SinkTransactionConflict."""
         ledger: Ledger = yield Op("read_ledger")
-        self._check_owner(ledger)
+        self.check_owner(ledger)
         job = ledger.job(staged.commit.job)
         if not job.is_committed(staged.commit.checkpoint):
             unfinished = ledger.unfinished
@@ -291,7 +296,7 @@ class SinkLife:
 
     def _finish(self, ledger: Ledger, unfinished: Unfinished) -> Steps[None]:
         """Complete a change that was recorded: each move changes nothing where it was made before."""
-        self._check_owner(ledger)
+        self.check_owner(ledger)
         if ledger.owner != self._owner(ledger):  # a change of an earlier owner
             ledger = msgspec.structs.replace(ledger, owner=self._owner(ledger))
             yield Op("put_ledger", (ledger,))
@@ -305,7 +310,7 @@ class SinkLife:
         ):
             if number:
                 ledger = yield Op("read_ledger")
-                self._check_owner(ledger)
+                self.check_owner(ledger)
                 if ledger.unfinished != unfinished:
                     raise LedgerChanged
             yield Op(name, (each,))
@@ -313,12 +318,12 @@ class SinkLife:
         yield Op("put_ledger", (done,))
 
     def _plan_fence(self, ledger: Ledger) -> Change | None:
-        self._check_owner(ledger)
+        self.check_owner(ledger)
         same = ledger.owner == self._owner(ledger)
         return None if same else self._changed(ledger, self._scope.job, None)
 
     def _plan_alone(self, ledger: Ledger) -> Change | None:
-        self._check_owner(ledger)
+        self.check_owner(ledger)
         job = self._scope.job
         alone = msgspec.structs.replace(ledger, jobs={name: found for name, found in ledger.jobs.items() if name == job})
         return msgspec.structs.replace(self._changed(alone, job, None), alone=True)
@@ -331,7 +336,7 @@ class SinkLife:
         """The owner to record: a run without owners leaves the one that is there."""
         return self._scope.owner if self._scope.owner.epoch else ledger.owner
 
-    def _check_owner(self, ledger: Ledger) -> None:
+    def check_owner(self, ledger: Ledger) -> None:
         if self._scope.owner.is_replaced_by(ledger.owner):
             raise SinkFenced(
                 f"{self._sink}: expected no newer run than this one (epoch {self._scope.owner.epoch}) to write to this sink, "

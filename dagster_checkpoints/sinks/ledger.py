@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -74,7 +75,7 @@ class Staged(msgspec.Struct, frozen=True):
         rows: number of rows.
         bytes: size of its files, in bytes; None if it has none.
         files: number of its files; None likewise.
-        payload: what else the target needs to publish the rows.
+        payload: what else the target needs to publish the rows, as JSON has it.
     """
 
     name: str
@@ -82,7 +83,7 @@ class Staged(msgspec.Struct, frozen=True):
     rows: int
     bytes: int | None = None
     files: int | None = None
-    payload: msgspec.Raw = msgspec.Raw(b"null")
+    payload: Any = None
 
 
 class JobLedger(msgspec.Struct, frozen=True):

@@ -25,18 +25,25 @@ KINDS: dict[str, type[SinkConformance]] = {
     "files-orc": test_file_conformance.TestOrcFiles,
     "files-csv": test_file_conformance.TestCsvFilesThatReplace,
     "files-json": test_file_conformance.TestJsonFilesBesideEarlierOnes,
-    "sqlite": test_sql_conformance.TestSqlite,
-    "sqlite-checkpoint-column": test_sql_conformance.TestSqliteWithCheckpointColumn,
-    "sqlite-by-key": test_sql_conformance.TestSqliteByKey,
+    "sqlite-2": test_sql_conformance.TestSqlite,
+    "sqlite-2-checkpoint-column": test_sql_conformance.TestSqliteWithCheckpointColumn,
+    "sqlite-2-by-key": test_sql_conformance.TestSqliteByKey,
     "delta": test_delta_conformance.TestDeltaSink,
     "delta-by-key": test_delta_conformance.TestDeltaSinkByKey,
     "delta-partitions": test_delta_conformance.TestDeltaSinkOfPartitions,
 }
 """By name, the suite whose sink and reader the table has."""
+FORMER: dict[str, type[SinkConformance]] = {
+    "sqlite": test_sql_conformance.TestSqlite,
+    "sqlite-checkpoint-column": test_sql_conformance.TestSqliteWithCheckpointColumn,
+    "sqlite-by-key": test_sql_conformance.TestSqliteByKey,
+}
+"""Likewise, of formats that are read no more."""
 
 
 def model_job(kind: str, folder: Path) -> ModelJob:
-    return ModelJob(KINDS[kind]().make_sink(folder / "target"), folder / "job", INSTANCES)
+    suite = KINDS.get(kind) or FORMER[kind]
+    return ModelJob(suite().make_sink(folder / "target"), folder / "job", INSTANCES)
 
 
 def record(kind: str, folder: Path) -> list[ModelCheckpoint]:

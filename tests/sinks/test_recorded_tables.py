@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.sinks.recorded_tables import INSTANCES, KINDS, model_job, record, unpack
+from dagster_checkpoints.sinks import SinkPathInUse
+from tests.sinks.recorded_tables import FORMER, INSTANCES, KINDS, model_job, record, unpack
 
 
 @pytest.mark.parametrize("newest", [True, False], ids=["checkpoint", "savepoint"])
@@ -27,6 +28,15 @@ def test_a_recorded_table_is_restored_and_written_on(tmp_path: Path, kind: str, 
     last = job.checkpoint(4)
     job.close()
     assert sorted(suite.read(tmp_path / "target")) == sorted(last.visible)
+
+
+@pytest.mark.parametrize("kind", FORMER)
+def test_a_recorded_table_of_a_former_format_is_refused_by_name_and_left_as_it_is(tmp_path: Path, kind: str) -> None:
+    for checkpoint in (None, *unpack(kind, tmp_path)):
+        before = FORMER[kind]().read(tmp_path / "target")
+        with pytest.raises(SinkPathInUse, match="no record of an earlier release"):
+            model_job(kind, tmp_path).start(checkpoint, epoch=2)
+        assert FORMER[kind]().read(tmp_path / "target") == before
 
 
 @pytest.mark.parametrize("kind", KINDS)

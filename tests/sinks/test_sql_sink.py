@@ -400,8 +400,8 @@ def test_a_commit_of_unknown_outcome(database: Database, monkeypatch: pytest.Mon
         if call == "restore":
             files = {name: path.rename(database.folder / name) for name, path in sink.transaction_files(transaction).items()}
             sink.abort(transaction)
-        assert sink._tables is not None
-        dialect: Any = sink._tables.database._engine.dialect
+        assert sink._instance is not None
+        dialect: Any = sink._instance.target.database._engine.dialect
         _lose_connection_after_the_next_commit(dialect, monkeypatch)
         if call == "write":
             transaction = database.staged(sink, 1, 1, 2)
@@ -462,7 +462,7 @@ def test_a_text_of_another_sink_or_table(sqlite: Database) -> None:
     transaction = sqlite.staged(sink, 1, 1)
     with pytest.raises(UnreadableSinkTransaction, match="another kind of sink"):
         sink.commit('{"sink":"parquet","staging":"x"}')
-    with pytest.raises(UnreadableSinkTransaction, match=r"'t'.*another table"):
+    with pytest.raises(UnreadableSinkTransaction, match=r"'t'.*another place"):
         sqlite.opened(table="u").commit(transaction)
 
 

@@ -1,24 +1,32 @@
-"""A SqlSink's own tables beside its target: which stage writes, its newest owner, staged transactions, committed ones.
+"""A SqlSink's own tables beside its target: which stage writes, the ledger of each instance, staged and committed transactions.
 
 ::
 
-    _dagster_checkpoints_sinks        a row per target: the pipeline and the stage that write to it
-    _dagster_checkpoints_instances    a row per instance: the newest owner's epoch (the fence), the job's restores
-    _dagster_checkpoints_staged       a row per staged transaction, with the name of its staging table
-    _dagster_checkpoints_commits      a row per committed transaction; written in the transaction that commits its rows
+    _dagster_checkpoints_targets         a row per target: the pipeline and the stage that write to it
+    _dagster_checkpoints_ledgers         a row per instance: its ledger (see :mod:`dagster_checkpoints.sinks.ledger`), as JSON
+    _dagster_checkpoints_transactions    a row per staged transaction, with the name of its staging table
+    _dagster_checkpoints_committed       a row per committed transaction, written in the transaction that commits its rows
 
-They live in the target's schema. Every change runs in a transaction that holds the instance's row (:meth:`SqlLedger.lock`), so
-that an older owner can change nothing after a newer one has opened the sink. Must not know the target's rows.
+They live in the target's schema. Every change runs in a transaction that holds the instance's row (:meth:`SqlLedger.lock`). Must
+not know the target's rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
     Connection,
+    Integer,
     MetaData,
+    Table,
+    Text,
     delete,
     func,
     insert,
@@ -27,29 +35,58 @@ from sqlalchemy import (
     update,
 )
 
-from dagster_checkpoints.sinks.base import SinkContext
-from dagster_checkpoints.sinks.branches import Branches
-from dagster_checkpoints.sinks.sql.ledger_tables import (
-    INSTANCES,
-    SINKS,
-    CommittedTransaction,
-    SqlClaim,
-    SqlTransaction,
-    ledger_tables,
-)
-from dagster_checkpoints.sinks.transactions import stages_for_newer_owner
-from dagster_checkpoints.systems.errors import SinkFenced, SinkPathInUse
+from dagster_checkpoints.sinks.engine import SinkScope
+from dagster_checkpoints.sinks.ledger import LEDGERS, Commit, Ledger, Staged
+from dagster_checkpoints.systems.errors import SinkPathInUse
 
-# Created at import: two threads that decode a type for the first time at the same moment crash msgspec.
-_BRANCHES = msgspec.json.Decoder(Branches)
+TARGETS = "_dagster_checkpoints_targets"
+LEDGERS_TABLE = "_dagster_checkpoints_ledgers"
+TRANSACTIONS = "_dagster_checkpoints_transactions"
+COMMITS = "_dagster_checkpoints_committed"
+_FORMER = "_dagster_checkpoints_sinks"
+"""The table of targets in the format of earlier releases."""
+
+
+@dataclass(frozen=True, slots=True)
+class SqlClaim:
+    """The stage that writes to a target.
+
+    Args:
+        pipeline: the pipeline's name.
+        stage: the stage's uid.
+        history: random id of the checkpoint storage whose jobs wrote first.
+        owns_rows: whether the table was created or found empty by the sink; otherwise it held rows of other programs.
+        replaced_by: the job that has removed the rows of earlier jobs; empty if none has.
+    """
+
+    pipeline: str
+    stage: str
+    history: str
+    owns_rows: bool
+    replaced_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedRows:
+    """A row of the table of commits.
+
+    Args:
+        rows: number of rows.
+        marked: whether each row of the target names its checkpoint.
+        taken_back: number of rows that a restore has hidden; None if they are visible.
+    """
+
+    rows: int
+    marked: bool
+    taken_back: int | None
 
 
 class SqlLedger:
-    """The ledger of one target.
+    """The tables of one target.
 
     Args:
         target: the target's name.
-        schema: the schema of the target and of the ledger; None for the database's default.
+        schema: the schema of the target and of these tables; None for the database's default.
         sink: the sink as errors name it.
     """
 
@@ -58,58 +95,85 @@ class SqlLedger:
         self._schema = schema
         self._sink = sink
         self._metadata = MetaData(schema=schema)
-        self._sinks, self._instances, self._staged, self._commits = ledger_tables(self._metadata)
+
+        def key(name: str, kind: type[Text] | type[Integer] | type[BigInteger] = Text) -> Column[object]:
+            return Column(name, kind(), primary_key=True, autoincrement=False)
+
+        def table(name: str, *columns: Column[object]) -> Table:
+            return Table(name, self._metadata, key("target"), *columns)
+
+        def needed(name: str, kind: type[Text | Integer | BigInteger | Boolean]) -> Column[object]:
+            return Column(name, kind(), nullable=False)
+
+        self._targets = table(
+            TARGETS, *(needed(name, Text) for name in ("pipeline", "stage", "history")), needed("owns_rows", Boolean),
+            needed("replaced_by", Text),
+        )  # fmt: skip
+        self._ledgers = table(LEDGERS_TABLE, key("instance_index", Integer), needed("ledger", Text))
+        self._staged = table(TRANSACTIONS, key("name"), needed("instance_index", Integer), needed("staging", Text))
+        self._commits = table(
+            COMMITS, key("job"), key("instance_index", Integer), key("checkpoint_id", BigInteger), needed("name", Text),
+            needed("row_count", BigInteger), needed("marked", Boolean), Column("taken_back", BigInteger),
+        )  # fmt: skip
 
     def create(self, connection: Connection) -> None:
-        """Create the ledger's tables where they are missing."""
+        """Create the tables where they are missing."""
         self.serialize(connection)
         self._metadata.create_all(connection)
 
     def serialize(self, connection: Connection) -> None:
         """Let one transaction at a time create tables in the ledger's schema: PostgreSQL's CREATE … IF NOT EXISTS can collide."""
         if connection.dialect.name == "postgresql":
-            connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(f"{self._schema or ''}/{SINKS}"))))
+            connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(f"{self._schema or ''}/{TARGETS}"))))
 
     def exists(self, connection: Connection) -> bool:
-        return inspect(connection).has_table(SINKS, schema=self._schema)
+        return inspect(connection).has_table(TARGETS, schema=self._schema)
 
     # The target's stage
 
-    def claim(self, connection: Connection, context: SinkContext) -> SqlClaim | None:
+    def claim(self, connection: Connection, scope: SinkScope) -> SqlClaim | None:
         """The stage that writes to the target; None before the first.
 
         Raises:
-            SinkPathInUse: it is another stage or pipeline.
+            SinkPathInUse: it is another stage or pipeline; or an earlier release has written to the target.
         """
+        self._check_format(connection)
+        if not self.exists(connection):
+            return None
+        columns = self._targets.c
         row = connection.execute(
-            select(
-                self._sinks.c.pipeline,
-                self._sinks.c.stage,
-                self._sinks.c.history,
-                self._sinks.c.owns_rows,
-                self._sinks.c.replaced_by,
-            )
-            .where(self._sinks.c.target == self._target)
+            select(columns.pipeline, columns.stage, columns.history, columns.owns_rows, columns.replaced_by)
+            .where(columns.target == self._target)
             .with_for_update()
         ).one_or_none()
         if row is None:
             return None
         found = SqlClaim(*row)
-        if (found.pipeline, found.stage) != (context.pipeline, context.stage):
+        if (found.pipeline, found.stage) != (scope.pipeline, scope.stage):
             raise SinkPathInUse(
-                f"{self._sink}: expected the table to belong to stage {context.stage!r} of pipeline {context.pipeline!r}, "
-                f"found in {SINKS} that stage {found.stage!r} of pipeline {found.pipeline!r} writes to it. Give each sink its "
+                f"{self._sink}: expected the table to belong to stage {scope.stage!r} of pipeline {scope.pipeline!r}, "
+                f"found in {TARGETS} that stage {found.stage!r} of pipeline {found.pipeline!r} writes to it. Give each sink its "
                 "own table; if the stage was renamed, correct that row"
             )
         return found
 
-    def take(self, connection: Connection, context: SinkContext, owns_rows: bool) -> SqlClaim:
-        """Record the stage as the target's, if no stage is."""
-        claim = SqlClaim(context.pipeline, context.stage, context.history, owns_rows)
+    def _check_format(self, connection: Connection) -> None:
+        if not inspect(connection).has_table(_FORMER, schema=self._schema):
+            return
+        former = Table(_FORMER, MetaData(), Column("target", Text), schema=self._schema)
+        if connection.execute(select(former.c.target).where(former.c.target == self._target)).first() is not None:
+            raise SinkPathInUse(
+                f"{self._sink}: expected no record of an earlier release of dagster-checkpoints for this table, found one in "
+                f"{_FORMER}, whose format this release does not read: what it says of committed rows would be lost. Let that "
+                "release drain the pipeline, and give the new job another table; or delete the table and its row there"
+            )
+
+    def take(self, connection: Connection, scope: SinkScope, owns_rows: bool) -> SqlClaim:
+        """Record the stage as the target's."""
+        claim = SqlClaim(scope.pipeline, scope.stage, scope.owner.history, owns_rows)
         connection.execute(
-            insert(self._sinks).values(
+            insert(self._targets).values(
                 target=self._target,
-                format=1,
                 pipeline=claim.pipeline,
                 stage=claim.stage,
                 history=claim.history,
@@ -122,188 +186,111 @@ class SqlLedger:
     def record_replacement(self, connection: Connection, job: str) -> None:
         """Record that the job has removed the rows of earlier jobs, and forget the commits of those rows."""
         connection.execute(delete(self._commits).where(self._commits.c.target == self._target, self._commits.c.job != job))
-        connection.execute(update(self._sinks).where(self._sinks.c.target == self._target).values(replaced_by=job))
+        connection.execute(update(self._targets).where(self._targets.c.target == self._target).values(replaced_by=job))
 
-    # The fence
+    # The instance's ledger
 
-    def lock(self, connection: Connection, context: SinkContext, take: bool = False) -> Branches:
-        """Hold the instance's row until the end of the transaction, and refuse an older owner.
-
-        Args:
-            connection: the transaction.
-            context: the instance and its owner.
-            take: record this owner as the newest one.
-
-        Returns:
-            The restores of the job that the row records.
-
-        Raises:
-            SinkFenced: a newer owner has opened the sink.
-        """
-        mine = (self._instances.c.target == self._target, self._instances.c.instance_index == context.index)
-        row = connection.execute(
-            select(self._instances.c.epoch, self._instances.c.history, self._instances.c.branches).where(*mine).with_for_update()
-        ).one_or_none()
+    def lock(self, connection: Connection, index: int) -> Ledger:
+        """Hold the instance's row until the end of the transaction. Returns its ledger."""
+        row = connection.execute(self._select(index).with_for_update()).scalar_one_or_none()
         if row is None:
-            self._add_instance(connection, context)
-            return Branches()
-        epoch, history, branches = row
-        if context.epoch and history == context.history and stages_for_newer_owner(context.epoch, epoch):
-            raise SinkFenced(
-                f"{self._sink}: expected no newer run than this one (epoch {context.epoch}) to write to this table, found in "
-                f"{INSTANCES} that a run of epoch {epoch} does: that run has taken the pipeline over while this run was "
-                "suspended or cut off. This run stops and changes nothing"
-            )
-        if take and context.epoch and (epoch, history) != (context.epoch, context.history):
-            connection.execute(update(self._instances).where(*mine).values(epoch=context.epoch, history=context.history))
-        return _BRANCHES.decode(branches)
+            values = {"target": self._target, "instance_index": index, "ledger": _encoded(Ledger())}
+            connection.execute(insert(self._ledgers).values(values))
+        return Ledger() if row is None else self._decoded(row, index)
 
-    def _add_instance(self, connection: Connection, context: SinkContext) -> None:
-        connection.execute(
-            insert(self._instances).values(
-                target=self._target,
-                instance_index=context.index,
-                epoch=context.epoch,
-                history=context.history,
-                commits=0,
-                branches=msgspec.json.encode(Branches()).decode(),
-            )
-        )
+    def read(self, connection: Connection, index: int) -> Ledger:
+        row = connection.execute(self._select(index)).scalar_one_or_none()
+        return Ledger() if row is None else self._decoded(row, index)
 
-    def record_branches(self, connection: Connection, context: SinkContext, branches: Branches) -> None:
-        connection.execute(
-            update(self._instances)
-            .where(self._instances.c.target == self._target, self._instances.c.instance_index == context.index)
-            .values(branches=msgspec.json.encode(branches).decode())
-        )
+    def put(self, connection: Connection, index: int, ledger: Ledger) -> None:
+        mine = (self._ledgers.c.target == self._target, self._ledgers.c.instance_index == index)
+        connection.execute(update(self._ledgers).where(*mine).values(ledger=_encoded(ledger)))
+
+    def _select(self, index: int) -> Any:
+        columns = self._ledgers.c
+        return select(columns.ledger).where(columns.target == self._target, columns.instance_index == index)
+
+    def _decoded(self, value: str, index: int) -> Ledger:
+        try:
+            return LEDGERS.decode(value)
+        except msgspec.DecodeError as error:
+            raise SinkPathInUse(
+                f"{self._sink}: expected {LEDGERS_TABLE} to say what instance {index} has committed, found a row that cannot be "
+                f"read: {error}. Restore the database from a backup; or give the sink another table"
+            ) from error
 
     # Staged transactions
 
-    def stage(self, connection: Connection, context: SinkContext, token: str, staging: str) -> None:
+    def stage(self, connection: Connection, index: int, name: str, staging: str) -> None:
         """Record a staged transaction and the name of its staging table."""
-        connection.execute(
-            insert(self._staged).values(
-                target=self._target,
-                token=token,
-                instance_index=context.index,
-                epoch=context.epoch,
-                history=context.history,
-                attempt=context.attempt,
-                job_id=context.job_id,
-                staging=staging,
-            )
-        )
+        connection.execute(insert(self._staged).values(target=self._target, name=name, instance_index=index, staging=staging))
 
-    def staging_table(self, connection: Connection, token: str) -> str | None:
+    def staging_table(self, connection: Connection, name: str) -> str | None:
         """The name of a staged transaction's table; None if the transaction is not staged."""
-        of_token = (self._staged.c.target == self._target, self._staged.c.token == token)
-        return connection.execute(select(self._staged.c.staging).where(*of_token)).scalar_one_or_none()
+        mine = (self._staged.c.target == self._target, self._staged.c.name == name)
+        return connection.execute(select(self._staged.c.staging).where(*mine)).scalar_one_or_none()
 
-    def staged_before(self, connection: Connection, context: SinkContext) -> list[tuple[str, str]]:
-        """Token and staging table of the instance's staged transactions, without those of newer owners."""
-        rows = connection.execute(
-            select(self._staged.c.token, self._staged.c.staging, self._staged.c.epoch, self._staged.c.history).where(
-                self._staged.c.target == self._target, self._staged.c.instance_index == context.index
-            )
-        )
-        return [
-            (token, staging)
-            for token, staging, epoch, history in rows
-            if not (history == context.history and stages_for_newer_owner(context.epoch, epoch))
-        ]
+    def staged(self, connection: Connection, index: int) -> list[str]:
+        """The names of the instance's staged transactions."""
+        mine = (self._staged.c.target == self._target, self._staged.c.instance_index == index)
+        return list(connection.execute(select(self._staged.c.name).where(*mine)).scalars())
 
-    def unstage(self, connection: Connection, token: str) -> None:
-        connection.execute(delete(self._staged).where(self._staged.c.target == self._target, self._staged.c.token == token))
+    def unstage(self, connection: Connection, name: str) -> None:
+        connection.execute(delete(self._staged).where(self._staged.c.target == self._target, self._staged.c.name == name))
 
-    # Committed transactions
+    # Commits
 
-    def commits(self, connection: Connection, job: str, index: int) -> list[CommittedTransaction]:
-        """The transactions that an instance of a job has committed, in the order of their commits."""
+    def commits(self, connection: Connection, job: str, index: int) -> list[int]:
+        """The ids of the checkpoints that an instance has committed in a job."""
         columns = self._commits.c
-        return [
-            CommittedTransaction(*row)
-            for row in connection.execute(
-                select(
-                    columns.checkpoint_id, columns.token, columns.sequence, columns.row_count, columns.marked, columns.taken_back
-                )
-                .where(columns.target == self._target, columns.job == job, columns.instance_index == index)
-                .order_by(columns.sequence)
-            )
-        ]
+        mine = (columns.target == self._target, columns.job == job, columns.instance_index == index)
+        return list(connection.execute(select(columns.checkpoint_id).where(*mine)).scalars())
 
-    def committed_token(self, connection: Connection, transaction: SqlTransaction) -> str | None:
-        """The token of the transaction that was committed with this one's job, instance and checkpoint."""
+    def rows_of(self, connection: Connection, commit: Commit) -> CommittedRows:
         columns = self._commits.c
-        return connection.execute(
-            select(columns.token).where(
-                columns.target == self._target,
-                columns.job == transaction.job,
-                columns.instance_index == transaction.index,
-                columns.checkpoint_id == transaction.checkpoint,
-            )
-        ).scalar_one_or_none()
-
-    def has_visible_commits(self, connection: Connection, job: str, index: int) -> bool:
-        """Whether readers see rows that an instance of a job has committed."""
-        columns = self._commits.c
-        found = connection.execute(
-            select(columns.token)
-            .where(
-                columns.target == self._target,
-                columns.job == job,
-                columns.instance_index == index,
-                columns.taken_back.is_(None),
-            )
-            .limit(1)
-        )
-        return found.first() is not None
+        found = select(columns.row_count, columns.marked, columns.taken_back).where(*self._is(commit))
+        return CommittedRows(*connection.execute(found).one())
 
     def jobs(self, connection: Connection) -> list[str]:
         """The jobs that have committed rows to the target."""
         found = connection.execute(select(self._commits.c.job).where(self._commits.c.target == self._target).distinct())
         return sorted(found.scalars())
 
-    def marks(self, connection: Connection) -> list[tuple[int, str, int]]:
-        """Checkpoint id, job and index of every committed transaction whose rows name their checkpoint."""
+    def marked(self, connection: Connection) -> list[Commit]:
+        """The commits whose rows name their checkpoint."""
         columns = self._commits.c
-        rows = connection.execute(
-            select(columns.checkpoint_id, columns.job, columns.instance_index).where(
-                columns.target == self._target, columns.marked
-            )
-        )
-        return [(checkpoint_id, job, index) for checkpoint_id, job, index in rows]
+        found = select(columns.job, columns.instance_index, columns.checkpoint_id)
+        rows = connection.execute(found.where(columns.target == self._target, columns.marked))
+        return [Commit(job, index, checkpoint_id) for job, index, checkpoint_id in rows]
 
-    def record_commit(self, connection: Connection, context: SinkContext, transaction: SqlTransaction, marked: bool) -> None:
-        """Record a commit; its sequence number is counted in the locked row of the instance."""
-        mine = (self._instances.c.target == self._target, self._instances.c.instance_index == context.index)
-        sequence = connection.execute(select(self._instances.c.commits).where(*mine)).scalar_one() + 1
-        connection.execute(update(self._instances).where(*mine).values(commits=sequence))
+    def record_commit(self, connection: Connection, staged: Staged, marked: bool) -> None:
+        commit = staged.commit
         connection.execute(
             insert(self._commits).values(
                 target=self._target,
-                job=transaction.job,
-                instance_index=transaction.index,
-                checkpoint_id=transaction.checkpoint,
-                token=transaction.token,
-                sequence=sequence,
-                row_count=transaction.rows,
+                job=commit.job,
+                instance_index=commit.index,
+                checkpoint_id=commit.checkpoint,
+                name=staged.name,
+                row_count=staged.rows,
                 marked=marked,
                 taken_back=None,
             )
         )
 
-    def record_visibility(
-        self, connection: Connection, job: str, index: int, checkpoint_ids: Sequence[int], taken_back: int | None
-    ) -> None:
-        """Record that the rows of these commits were taken back (their number), or are visible again (None)."""
+    def record_visibility(self, connection: Connection, commit: Commit, taken_back: int | None) -> None:
+        """Record that the rows of a commit were taken back (their number), or are visible again (None)."""
+        connection.execute(update(self._commits).where(*self._is(commit)).values(taken_back=taken_back))
+
+    def _is(self, commit: Commit) -> Sequence[Any]:
         columns = self._commits.c
-        connection.execute(
-            update(self._commits)
-            .where(
-                columns.target == self._target,
-                columns.job == job,
-                columns.instance_index == index,
-                columns.checkpoint_id.in_(checkpoint_ids),
-            )
-            .values(taken_back=taken_back)
+        return (
+            columns.target == self._target,
+            columns.job == commit.job,
+            columns.instance_index == commit.index,
+            columns.checkpoint_id == commit.checkpoint,
         )
+
+
+def _encoded(ledger: Ledger) -> str:
+    return msgspec.json.encode(ledger).decode()

@@ -1,65 +1,27 @@
-"""A sink that writes rows to a table of a SQL database, visible exactly once: one transaction per instance and checkpoint.
+"""A sink that writes rows to a table of a SQL database, visible exactly once: its settings; :mod:`target` has the transactions.
 
-::
-
-    write()         rows go to a staging table of the transaction, in the same database; readers of the table do not see them
-    pre_commit()    the transaction's text goes into the checkpoint
-    commit()        ONE database transaction: the fence is read and locked; rows move from the staging table to the table; the
-                    ledger records the commit; the staging table is dropped
-
-Of two commits of one transaction the second finds it in the ledger, also after a commit whose outcome is unknown. An older owner
-is refused within the transaction. :mod:`tables` performs the transactions, :mod:`ledger` is the ledger,
-:mod:`target` the table, :mod:`taken_back` the restore of an older checkpoint. Must not import Spark or Dagster; imports
-SQLAlchemy when it is needed.
+Must not import Spark or Dagster; imports SQLAlchemy when it is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
-from uuid import uuid4
+from typing import TYPE_CHECKING
 
-from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.pipeline.durations import check_seconds
-from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, TwoPhaseCommitSink
-from dagster_checkpoints.sinks.transactions import (
-    AbortRest,
-    Commit,
-    ContinueFrom,
-    Settle,
-    TakeFence,
-    begins_timeline,
-    new_start,
-    recovery,
-)
-from dagster_checkpoints.systems.errors import (
-    SinkNotOpen,
-)
+from dagster_checkpoints.sinks.base import AtNewStart, SinkContext
+from dagster_checkpoints.sinks.target_sink import TargetSink, scope_of
 from dagster_checkpoints.systems.sql_address import IDENTIFIER_BYTES, is_known_now, sql_address, variable_name
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
     from sqlalchemy import URL
 
-    from dagster_checkpoints.sinks.sql.tables import SqlTables
+    from dagster_checkpoints.sinks.sql.target import SqlTarget
 
 
-@dataclass
-class _StagedRows:
-    """The current transaction: the numbers of the rows of each batch."""
-
-    token: str
-    end: int = 0
-    batches: dict[int, range] = field(default_factory=dict)
-
-    @property
-    def rows(self) -> int:
-        return sum(map(len, self.batches.values()))
-
-
-class SqlSink(TwoPhaseCommitSink):
+class SqlSink(TargetSink):
     """Commits a stage's rows to a table of a SQLite or PostgreSQL database.
 
     Args:
@@ -85,6 +47,9 @@ class SqlSink(TwoPhaseCommitSink):
         >>> sink = SqlSink("sqlite:////data/shop.db", "daily_sales", key=["day", "shop"])
     """
 
+    kind = "sql"
+    noun = "table"
+
     def __init__(
         self,
         url: str | URL | Callable[[], str | URL],
@@ -96,23 +61,16 @@ class SqlSink(TwoPhaseCommitSink):
         checkpoint_column: str | None = None,
         retry_for: float = 60.0,
     ) -> None:
+        super().__init__(at_new_start)
         self._url = url
         self.table = table
         self.key: tuple[str, ...] = (key,) if isinstance(key, str) else tuple(key or ())
         self.schema = schema
-        self.at_new_start: AtNewStart = at_new_start
         self.checkpoint_column = checkpoint_column
         self.retry_for = retry_for
         _check_settings(self)
         if is_known_now(url) and sql_address(url).kind == "sqlite" and schema is not None:
             raise ValueError(f"expected no schema for a SQLite database, found schema={schema!r}")
-        self._forget()
-
-    def _forget(self) -> None:
-        self._context: SinkContext | None = None
-        self._tables: SqlTables | None = None
-        self._current: _StagedRows | None = None
-        self._origin: int | None = None
 
     def __repr__(self) -> str:
         options = [f"{name}={value!r}" for name in ("schema", "checkpoint_column") if (value := getattr(self, name))]
@@ -124,11 +82,6 @@ class SqlSink(TwoPhaseCommitSink):
         if name is not None:
             return f"EnvVar({name!r})"
         return getattr(self._url, "__name__", "function") if callable(self._url) else repr(sql_address(self._url).shown)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Configuration only: a copy in another instance or process is opened separately.
-        opened = {"_context": None, "_tables": None, "_current": None, "_origin": None}
-        return {**self.__dict__, **opened}
 
     @property
     def supported_output_modes(self) -> frozenset[str]:  # type: ignore[override]
@@ -148,8 +101,8 @@ class SqlSink(TwoPhaseCommitSink):
     @property
     def uri(self) -> str | None:
         """The database's URL without user and password; None if only a run knows the database."""
-        if self._tables is not None:
-            return self._tables.database.address.shown
+        if self._instance is not None:
+            return sql_address(self._url).shown
         return sql_address(self._url).shown if is_known_now(self._url) else None
 
     @property
@@ -158,25 +111,8 @@ class SqlSink(TwoPhaseCommitSink):
         return f"{self.schema}.{self.table}" if self.schema else self.table
 
     @property
-    def appends(self) -> bool:
-        return not self.key
-
-    def check_new_start(self, context: SinkContext) -> None:
-        """Check whether a new job may write to the table; changes nothing.
-
-        Raises:
-            SinkHoldsEarlierRows: with ``at_new_start="refuse"``: an earlier job has committed rows to the table.
-            SinkPathInUse: the table belongs to another stage or pipeline; or holds rows that no SqlSink has written (not with
-                ``at_new_start="keep"``); or the ledger holds a job with the number that the new job will have.
-            InvalidSinkDatabase: there is no access to the database.
-            SinkUnavailable: the database does not answer.
-        """
-        tables = self._connected()
-        try:
-            if not tables.is_missing_file():
-                tables.database.read(tables.new_start(context).check)
-        finally:
-            tables.close()
+    def replaces_by_key(self) -> bool:
+        return bool(self.key)
 
     def check_target(self, context: SinkContext, rows: Path) -> None:
         """Check the access to the database, and that the stage's columns fit the table, in a transaction that is rolled back.
@@ -189,146 +125,18 @@ class SqlSink(TwoPhaseCommitSink):
             InvalidSinkDatabase, InvalidSinkPath: there is no access to the database, or its file cannot be written.
             SinkUnavailable: the database does not answer.
         """
-        tables = self._connected(retry_for=0.0)
-        try:
-            tables.check_target(context, rows)
-        finally:
-            tables.close()
+        with closing(self._new_target(retry_for=0.0)) as target:
+            target.check_columns(scope_of(context), rows)
 
-    def open(self, context: SinkContext) -> None:
-        """Prepare for writing.
-
-        Raises:
-            SinkPathInUse: the table belongs to another stage or pipeline.
-            SinkFenced: a newer run of the pipeline writes to it.
-            InvalidSinkDatabase: there is no access to the database.
-            SinkUnavailable: the database does not answer.
-        """
-        self.close()
-        tables = self._connected()
-        try:
-            tables.claim(context)
-        except BaseException:
-            tables.close()
-            raise
-        self._context, self._tables = context, tables
-
-    def write(self, batch: DataFrame, files: Sequence[str], batch_id: int) -> None:
-        """Copy the batch's rows to the transaction's staging table, in one database transaction.
-
-        Raises:
-            SinkColumnsMismatch: the table does not fit the rows.
-            SinkRowsRefused: the table cannot hold a value.
-            ReservedSinkColumn: the rows have a column with a name that the sink uses.
-            SinkTargetChanged: the table was dropped or changed.
-            SinkUnavailable: the database does not answer, or has no space.
-        """
-        context, tables = self._opened()
-        paths = [local_path(file) or Path(file) for file in files]
-        if paths:
-            tables.prepare(batch, paths[0])
-        current = self._current or _StagedRows(uuid4().hex[:16])
-        former = current.batches.get(batch_id, range(0))
-        rows = tables.count(paths)
-        if not rows and not former:
-            return
-        tables.stage(context, current.token, paths, current.end, former)
-        current.batches[batch_id] = range(current.end, current.end + rows)
-        current.end += rows
-        tables.copies.keep(current.token, batch_id, paths)
-        self._current = current
-
-    def pre_commit(self, checkpoint_id: int) -> str | None:
-        context, tables = self._opened()
-        if self._origin is not None and begins_timeline(self._origin, checkpoint_id):
-            tables.begin_branch(context, self._origin, checkpoint_id)
-            self._origin = None
-        current, self._current = self._current, None
-        if current is None or not current.rows:
-            return None
-        return tables.transaction_text(context, current.token, checkpoint_id, current.rows)
-
-    def commit(self, transaction: str) -> SinkCommit:
-        """Move the transaction's rows to the table, where readers see them.
-
-        Raises:
-            SinkTransactionLost: the transaction is neither staged nor committed.
-            SinkTransactionConflict: the ledger holds another transaction with the same checkpoint.
-            UnreadableSinkTransaction: the text is not a transaction of a SqlSink for this table.
-            SinkFenced: a newer run of the pipeline writes to the table.
-            SinkRowsRefused: the table does not accept a row.
-            SinkTargetChanged: the table was dropped or changed.
-            SinkUnavailable: the database does not answer, or has no space.
-        """
-        context, tables = self._opened()
-        decoded = tables.decoded(transaction)
-        tables.commit(context, decoded)
-        return SinkCommit(rows=decoded.rows)
-
-    def abort(self, transaction: str) -> None:
-        context, tables = self._opened()
-        tables.abort(context, tables.decoded(transaction).token)
-
-    def transaction_files(self, transaction: str) -> dict[str, Path]:
-        """The batches' files of a transaction that is not committed yet, as Spark wrote them."""
-        _, tables = self._opened()
-        return tables.copies.files(tables.decoded(transaction).token)
-
-    def restore_transaction(self, transaction: str, files: Mapping[str, Path]) -> None:
-        """Stage the transaction's rows again from a savepoint's files.
-
-        Raises:
-            SinkTransactionConflict: the ledger holds another transaction with the same checkpoint.
-            UnreadableSinkTransaction: the text is not a transaction of a SqlSink for this table.
-        """
-        context, tables = self._opened()
-        if files:
-            tables.restore(context, tables.decoded(transaction), [files[name] for name in sorted(files)])
-
-    def recover(self, committed: Sequence[str], *, restored: int | None = None) -> None:
-        self._perform(recovery(committed, restored))
-
-    def start_new(self) -> None:
-        context, tables = self._opened()
-        self._perform(new_start())
-        if self.at_new_start == "replace":
-            tables.replace_earlier_rows(context)
-
-    def _perform(self, steps: Sequence[TakeFence | Settle | Commit[str] | AbortRest | ContinueFrom]) -> None:
-        context, tables = self._opened()
-        for step in steps:
-            match step:
-                case TakeFence():
-                    tables.take_fence(context)
-                case Settle(restored):
-                    tables.settle(context, restored)
-                case Commit(transaction):
-                    self.commit(transaction)
-                case AbortRest():
-                    tables.abort_rest(context)
-                case ContinueFrom(restored):
-                    self._origin = tables.beginning(context) if restored is None else restored
-
-    def close(self) -> None:
-        if self._tables is not None:
-            self._tables.close()
-        self._forget()
-
-    def _opened(self) -> tuple[SinkContext, SqlTables]:
-        if self._context is None or self._tables is None:
-            raise SinkNotOpen(f"{self}: expected open(context) before any other call, found that the sink is not open")
-        return self._context, self._tables
-
-    def _connected(self, retry_for: float | None = None) -> SqlTables:
+    def _new_target(self, retry_for: float | None = None) -> SqlTarget:
         address = sql_address(self._url)
-        from dagster_checkpoints.sinks.sql.tables import SqlTables  # needs SQLAlchemy
+        from dagster_checkpoints.sinks.sql.target import SqlTarget  # needs SQLAlchemy
 
-        return SqlTables(
+        return SqlTarget(
             address,
             self.table,
             self.schema,
             key=self.key,
-            at_new_start=self.at_new_start,
             checkpoint_column=self.checkpoint_column,
             retry_for=self.retry_for if retry_for is None else retry_for,
             sink=str(self),
@@ -336,8 +144,6 @@ class SqlSink(TwoPhaseCommitSink):
 
 
 def _check_settings(sink: SqlSink) -> None:
-    if sink.at_new_start not in get_args(AtNewStart):
-        raise ValueError(f"expected SqlSink(at_new_start='refuse', 'keep' or 'replace'), found {sink.at_new_start!r}")
     if not sink.table or "." in sink.table:
         raise ValueError(f"expected the name of a table, found {sink.table!r}; the schema is a setting: SqlSink(schema=...)")
     for what, name in (("table", sink.table), ("schema", sink.schema or ""), ("column", sink.checkpoint_column or "")):

@@ -1,290 +1,341 @@
-"""A SqlSink's target and its staging tables: created, filled, moved into the target, taken back and emptied.
+"""The target of a SqlSink: every change is one transaction of the database, with the ledger.
 
-Every method is one part of a transaction that the caller has begun. Must not know the ledger, owners or checkpoints.
+::
+
+    stage       rows go to a staging table of the transaction, in the same database; readers of the table do not see them
+    transact    ONE database transaction: the instance's ledger is read and locked; rows move from staging tables to the table, or
+                between the table and ``<table>__taken_back``; the ledger is replaced
+
+An older owner is refused within the transaction. Rows of a later checkpoint that a restore takes back need a checkpoint column:
+otherwise they cannot be told from others, and the restore is refused. Must not import Spark or Dagster.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from uuid import uuid4
 
-import pyarrow as pa
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    MetaData,
-    Table,
-    Text,
-    cast,
-    column,
-    delete,
-    func,
-    insert,
-    inspect,
-    literal,
-    quoted_name,
-    select,
-    text,
-)
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.schema import CreateTable, DropTable
+import pyarrow.parquet as pq
+from sqlalchemy import Connection
 
-from dagster_checkpoints.sinks.exact_values import ColumnLimits
-from dagster_checkpoints.sinks.sql.columns import POSITION, SinkColumn, check_table, column_limits, is_computed
-from dagster_checkpoints.sinks.sql.rows import copy_text, sqlite_rows
-from dagster_checkpoints.systems.errors import SinkColumnsMismatch, SinkTargetChanged, SinkTransactionLost
-from dagster_checkpoints.systems.sql_address import IDENTIFIER_BYTES, DatabaseKind
-
-_POSITION: Any = column(POSITION, BigInteger)
+from dagster_checkpoints.sinks.engine import Plan, SinkScope
+from dagster_checkpoints.sinks.exact_values import ColumnLimits, check_values
+from dagster_checkpoints.sinks.ledger import Commit, Ledger, Moves, Staged
+from dagster_checkpoints.sinks.parquet.transactions import parquet_rows
+from dagster_checkpoints.sinks.sql.columns import SinkColumn, stage_columns
+from dagster_checkpoints.sinks.sql.ledger import COMMITS, TRANSACTIONS, SqlClaim, SqlLedger
+from dagster_checkpoints.sinks.sql.rows import read_batches
+from dagster_checkpoints.sinks.sql.table import SqlTable
+from dagster_checkpoints.sinks.target import AtomicTarget, Batch, Guard, Sealed
+from dagster_checkpoints.sinks.transaction_copies import TransactionCopies
+from dagster_checkpoints.sinks.unwritable import try_directory
+from dagster_checkpoints.systems.errors import SinkCannotTakeBack, SinkTransactionLost
+from dagster_checkpoints.systems.sql_address import SqlAddress
+from dagster_checkpoints.systems.sql_database import SqlDatabase
 
 
-class SqlTarget:
-    """The table that readers read.
+class SqlTarget(AtomicTarget):
+    """A table of a database, for one instance.
 
     Args:
-        name: the table's name.
-        schema: its schema; None for the database's default.
-        kind: the kind of the database.
+        address: the database.
+        table: the table's name.
+        schema: the table's schema; None for the database's default.
         key: names of the columns by which rows are replaced; empty if rows are added.
         checkpoint_column: name of the column that names each row's checkpoint; None without one.
+        retry_for: how long a transaction is repeated while the server is away, in seconds.
         sink: the sink as errors name it.
     """
 
     def __init__(
-        self, name: str, schema: str | None, kind: DatabaseKind, key: Sequence[str], checkpoint_column: str | None, sink: str
+        self,
+        address: SqlAddress,
+        table: str,
+        schema: str | None,
+        *,
+        key: Sequence[str],
+        checkpoint_column: str | None,
+        retry_for: float,
+        sink: str,
     ) -> None:
-        self._name = name
-        self._schema = schema
-        self._kind = kind
+        self.database = SqlDatabase(address, sink, retry_for)
+        self._name = f"{schema}.{table}" if schema else table
         self._key = tuple(key)
         self._checkpoint_column = checkpoint_column
         self._sink = sink
-
-    # The table
-
-    def exists(self, connection: Connection) -> bool:
-        return inspect(connection).has_table(self._name, schema=self._schema)
-
-    def has_rows(self, connection: Connection) -> bool:
-        return connection.execute(select(literal(1)).select_from(self._table()).limit(1)).first() is not None
-
-    def prepare(self, connection: Connection, columns: Sequence[SinkColumn]) -> dict[str, ColumnLimits]:
-        """Create the table, or check that the existing one holds the rows.
-
-        Args:
-            connection: the transaction.
-            columns: the stage's columns.
-
-        Returns:
-            What the table's columns cannot hold, by name.
-
-        Raises:
-            SinkColumnsMismatch: the table does not fit the stage's rows, or is a view.
-        """
-        inspector = inspect(connection)
-        if not inspector.has_table(self._name, schema=self._schema):
-            self._create(connection, columns)
-            return column_limits((), columns, self._key, self._kind)
-        if self._name not in inspector.get_table_names(schema=self._schema):
-            raise SinkColumnsMismatch(f"{self._sink}: expected a table, found a view. Give the sink the table behind it")
-        found = inspector.get_columns(self._name, schema=self._schema)
-        check_table(found, columns, self._kind, self._checkpoint_column, self._sink)
-        if self._key and not self._is_unique(inspector):
-            names = ", ".join(self._key)
-            raise SinkColumnsMismatch(
-                f"{self._sink}: expected a primary key or a unique index of the columns {names}, by which rows are replaced, "
-                f"found none: CREATE UNIQUE INDEX ON the table ({names})"
-            )
-        return column_limits(found, columns, self._key, self._kind)
-
-    def _create(self, connection: Connection, columns: Sequence[SinkColumn]) -> None:
-        table = self._table()
-        for each in columns:
-            in_key = each.name in self._key
-            table.append_column(Column(each.name, each.type, primary_key=in_key, autoincrement=False, nullable=not in_key))
-        if self._checkpoint_column is not None:
-            table.append_column(Column(self._checkpoint_column, Text))
-        connection.execute(CreateTable(table))
-
-    def _is_unique(self, inspector: Any) -> bool:
-        unique = [inspector.get_pk_constraint(self._name, schema=self._schema).get("constrained_columns", ())]
-        unique += [each["column_names"] for each in inspector.get_unique_constraints(self._name, schema=self._schema)]
-        unique += [
-            each["column_names"]
-            for each in inspector.get_indexes(self._name, schema=self._schema)
-            if each["unique"] and not any("where" in option for option in each.get("dialect_options", {}))
-        ]
-        return any(set(names) == set(self._key) for names in unique)
-
-    def empty(self, connection: Connection) -> None:
-        """Delete all rows, also those that were taken back."""
-        for table in (self._table(), self._taken_back()):
-            if inspect(connection).has_table(table.name, schema=self._schema):
-                connection.execute(delete(table))
-
-    def delete_marked(self, connection: Connection, marks: Sequence[str]) -> None:
-        """Delete the rows of these checkpoints, also those that were taken back."""
-        for table in (self._table(), self._taken_back()):
-            if inspect(connection).has_table(table.name, schema=self._schema):
-                for mark in marks:
-                    connection.execute(delete(table).where(self._mark() == mark))
-
-    # Staging tables
-
-    def staging_name(self, token: str) -> str:
-        return self._derived(f"__staging_{token}")
-
-    def create_staging(self, connection: Connection, staging: str, columns: Sequence[str]) -> None:
-        """Create a staging table with the types of the target's columns, and without its constraints."""
-        if not self.exists(connection):
-            raise SinkTargetChanged(
-                f"{self._sink}: expected the table as it was when the run began, found that it does not exist: it was dropped. "
-                "Restore it from a backup if it held rows, and start the run again"
-            )
-        position = cast(literal(0), BigInteger).label(POSITION)
-        chosen = select(position, *_columns(columns)).select_from(self._table()).where(text("1 = 0"))
-        compiled = chosen.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
-        name = connection.dialect.identifier_preparer.format_table(self._staging(staging))
-        connection.exec_driver_sql(f"CREATE TABLE {name} AS {compiled}")
-
-    def drop_staging(self, connection: Connection, staging: str) -> None:
-        connection.execute(DropTable(self._staging(staging), if_exists=True))
-
-    def stage(self, connection: Connection, staging: str, batch: pa.RecordBatch, first: int) -> None:
-        """Add rows to a staging table; the first one gets the number ``first``."""
-        preparer = connection.dialect.identifier_preparer
-        name = preparer.format_table(self._staging(staging))
-        columns = ", ".join(preparer.quote_identifier(each) for each in [POSITION, *batch.schema.names])
-        if self._kind == "sqlite":
-            marks = ", ".join("?" * (batch.num_columns + 1))
-            statement = f"INSERT INTO {name} ({columns}) VALUES ({marks})"
-            connection.exec_driver_sql(statement, sqlite_rows(batch, first))
-            return
-        data = copy_text(batch, first)
-        with _driver_cursor(connection) as cursor, cursor.copy(f"COPY {name} ({columns}) FROM STDIN".replace("%%", "%")) as copy:
-            copy.write(data)
-
-    def unstage(self, connection: Connection, staging: str, first: int, end: int) -> None:
-        """Delete the rows with the numbers ``first`` to ``end`` - 1 from a staging table."""
-        connection.execute(delete(self._staging(staging)).where(first <= _POSITION, end > _POSITION))
-
-    def move(self, connection: Connection, staging: str, rows: int, mark: str | None) -> None:
-        """Move a staging table's rows to the target.
-
-        Args:
-            connection: the transaction.
-            staging: the staging table.
-            rows: the number of its rows.
-            mark: the value of the checkpoint's column; None without such a column.
-
-        Raises:
-            SinkTransactionLost: the staging table has another number of rows.
-        """
-        source = self._staging(staging)
-        found = connection.execute(select(func.count()).select_from(source)).scalar_one()
-        if found != rows:
-            raise SinkTransactionLost(
-                f"{self._sink}: expected {rows} staged rows in {staging}, found {found}: another program has changed that table"
-            )
-        names = [each["name"] for each in inspect(connection).get_columns(staging, schema=self._schema)][1:]
-        self._insert(connection, source, names, mark)
-        self.drop_staging(connection, staging)
-
-    def _insert(self, connection: Connection, source: Table, names: list[str], mark: str | None) -> None:
-        target = self._table(names)
-        chosen = select(*_columns(names))
-        if mark is not None:
-            assert self._checkpoint_column is not None
-            target.append_column(Column(self._checkpoint_column))
-            chosen = chosen.add_columns(literal(mark, Text).label("mark"))
-        if not self._key:
-            written = [*names, *([] if mark is None else [str(self._checkpoint_column)])]
-            connection.execute(insert(target).from_select(written, chosen.select_from(source)))
-            return
-        newest = select(func.max(_POSITION)).select_from(source).group_by(*_columns(self._key))
-        # SQLite needs a WHERE between SELECT and ON CONFLICT.
-        chosen = chosen.select_from(source).where(_POSITION.in_(newest))
-        upsert: Any = (postgresql if self._kind == "postgresql" else sqlite).insert(target).from_select(names, chosen)
-        replaced = {name: upsert.excluded[name] for name in names if name not in self._key}
-        if replaced:
-            upsert = upsert.on_conflict_do_update(index_elements=list(self._key), set_=replaced)
-        else:
-            upsert = upsert.on_conflict_do_nothing(index_elements=list(self._key))
-        connection.execute(upsert)
-
-    # Taken-back rows
-
-    def take_back(self, connection: Connection, mark: str) -> int:
-        """Hide the rows of a checkpoint. Returns their number."""
-        hidden = self._taken_back()
-        if not inspect(connection).has_table(hidden.name, schema=self._schema):
-            preparer = connection.dialect.identifier_preparer
-            target, created = preparer.format_table(self._table()), preparer.format_table(hidden)
-            connection.exec_driver_sql(f"CREATE TABLE {created} AS SELECT * FROM {target} WHERE 1 = 0")
-        return self._move_marked(connection, self._table(), hidden, mark)
-
-    def show_again(self, connection: Connection, mark: str) -> int:
-        """Show the rows of a checkpoint that were hidden. Returns their number."""
-        hidden = self._taken_back()
-        if not inspect(connection).has_table(hidden.name, schema=self._schema):
-            return 0
-        return self._move_marked(connection, hidden, self._table(), mark)
+        self._ledger = SqlLedger(table, schema, sink)
+        self._table = SqlTable(table, schema, address.kind, key, checkpoint_column, sink)
+        self._copies = TransactionCopies()
+        self._columns: tuple[SinkColumn, ...] = ()
+        self._limits: Mapping[str, ColumnLimits] = {}
+        self._open: dict[str, _OpenTransaction] = {}
+        self._claim: SqlClaim | None = None
+        self._index = 0
 
     @property
-    def taken_back_name(self) -> str:
-        return self._derived("__taken_back")
+    def place(self) -> str:
+        return self._name
 
-    def _move_marked(self, connection: Connection, source: Table, into: Table, mark: str) -> int:
-        found = inspect(connection).get_columns(self._name, schema=self._schema)
-        names = [each["name"] for each in found if not is_computed(each)]
-        chosen = select(*_columns(names)).select_from(source).where(self._mark() == mark)
-        connection.execute(insert(self._named(into.name, names)).from_select(names, chosen))
-        return int(connection.execute(delete(source).where(self._mark() == mark)).rowcount)
+    @property
+    def is_missing_file(self) -> bool:
+        """Whether the database is a file that does not exist yet: to open it would create it."""
+        address = self.database.address
+        return address.kind == "sqlite" and not Path(str(address.url.database)).exists()
 
-    def _mark(self) -> Any:
-        assert self._checkpoint_column is not None
-        return column(quoted_name(self._checkpoint_column, True), Text)
+    # Before a run
 
-    # Names
+    def jobs(self, scope: SinkScope) -> list[str]:
+        def work(connection: Connection) -> list[str]:
+            self._claim = self._ledger.claim(connection, scope)
+            jobs = self._ledger.jobs(connection) if self._claim is not None else []
+            own = [job for job in jobs if job == scope.job]
+            return jobs if own or self._has_rows(connection) else []
 
-    def _table(self, columns: Sequence[str] = ()) -> Table:
-        return self._named(self._name, columns)
+        return [] if self.is_missing_file else self.database.read(work)
 
-    def _staging(self, staging: str) -> Table:
-        return self._named(staging)
+    def foreign(self) -> list[str]:
+        """The table, if it holds rows that no job has written, or may hold them, and no column tells these from the others."""
 
-    def _taken_back(self) -> Table:
-        return self._named(self.taken_back_name)
+        def work(connection: Connection) -> bool:
+            jobs = self._ledger.jobs(connection) if self._claim is not None else []
+            owns = self._claim is not None and self._claim.owns_rows and bool(jobs)
+            tells_apart = self._checkpoint_column is not None and bool(jobs)
+            return not owns and not tells_apart and self._has_rows(connection)
 
-    def _named(self, name: str, columns: Sequence[str] = ()) -> Table:
-        return Table(name, MetaData(), *(Column(each, quote=True) for each in columns), schema=self._schema, quote=True)
+        found = not self.is_missing_file and self.database.read(work)
+        return [f"rows in {self._name}, which has no checkpoint_column"] if found else []
 
-    def _derived(self, suffix: str) -> str:
-        """The target's name with a suffix, within the length of PostgreSQL's names."""
-        whole = self._name + suffix
-        if len(whole.encode()) <= IDENTIFIER_BYTES:
-            return whole
-        suffix = f"_{hashlib.sha256(self._name.encode()).hexdigest()[:8]}{suffix}"
-        return self._name.encode()[: IDENTIFIER_BYTES - len(suffix)].decode(errors="ignore") + suffix
+    def _has_rows(self, connection: Connection) -> bool:
+        return self._table.exists(connection) and self._table.has_rows(connection)
+
+    def check_columns(self, scope: SinkScope, file: Path) -> None:
+        """Check that rows could be written; changes nothing. See ``SqlSink.check_target``.
+
+        Args:
+            scope: an instance of the stage.
+            file: a Parquet file with the stage's columns, without rows.
+        """
+        kind = self.database.address.kind
+        columns = stage_columns(pq.read_schema(file), None, kind, self._checkpoint_column, self._key, self._sink)
+        if kind == "sqlite":
+            try_directory(Path(str(self.database.address.url.database)).parent, self._sink)
+        if self.is_missing_file:
+            return
+
+        def work(connection: Connection) -> None:
+            self._ledger.claim(connection, scope)
+            self._ledger.create(connection)
+            self._table.prepare(connection, columns)
+            staging = self._table.staging_name(f"check_{uuid4().hex[:8]}")
+            self._table.create_staging(connection, staging, [each.name for each in columns])
+            self._table.move(connection, staging, 0, None if self._checkpoint_column is None else "")
+
+        self.database.attempt(work)
+
+    # A run
+
+    def open(self, scope: SinkScope, guard: Guard) -> None:
+        def work(connection: Connection) -> SqlClaim:
+            claim = self._ledger.claim(connection, scope)
+            self._ledger.create(connection)
+            if claim is None:
+                claim = self._ledger.claim(connection, scope)  # another instance may have been first
+            return claim or self._ledger.take(connection, scope, not self._has_rows(connection))
+
+        self._claim = self.database.write(work)
+        self._scope, self._index, self._guard = scope, scope.index, guard
+
+    def close(self) -> None:
+        self.database.close()
+        self._copies.close()
+
+    def read_ledger(self) -> Ledger:
+        return self.database.read(lambda connection: self._ledger.read(connection, self._index))
+
+    def committed(self, job: str) -> list[Commit]:
+        found = self.database.read(lambda connection: self._ledger.commits(connection, job, self._index))
+        return [Commit(job, self._index, checkpoint) for checkpoint in found]
+
+    # Staged rows
+
+    def stage(self, name: str, batch: Batch) -> None:
+        one = self._open.setdefault(name, _OpenTransaction())
+        if batch.files:
+            self._prepare(batch.frame, batch.files[0])
+        rows, former = sum(map(parquet_rows, batch.files)), one.batches.get(batch.id, range(0))
+        if not rows and not former:
+            return
+        first, repeated = one.end, False
+
+        def work(connection: Connection) -> None:
+            nonlocal repeated
+            staging = self._ledger.staging_table(connection, name)
+            if staging is None:
+                staging = self._create_staging(connection, name)
+            elif repeated:  # the outcome of the first try may be unknown
+                self._table.unstage(connection, staging, first, first + rows)
+            repeated = True
+            if former:
+                self._table.unstage(connection, staging, former.start, former.stop)
+            self._insert(connection, staging, batch.files, first)
+
+        self.database.write(work)
+        one.batches[batch.id] = range(first, first + rows)
+        one.end += rows
+        self._copies.keep(name, batch.id, batch.files)
+
+    def seal(self, name: str) -> Sealed | None:
+        rows = sum(map(len, self._open.pop(name, _OpenTransaction()).batches.values()))
+        return Sealed(rows) if rows else None
+
+    def staged(self) -> list[str]:
+        return self.database.read(lambda connection: self._ledger.staged(connection, self._index))
+
+    def discard(self, names: Sequence[str]) -> None:
+        def work(connection: Connection) -> None:
+            self._guard(self._ledger.lock(connection, self._index))
+            for name in names:
+                staging = self._ledger.staging_table(connection, name)
+                if staging is not None:
+                    self._table.drop_staging(connection, staging)
+                    self._ledger.unstage(connection, name)
+
+        self.database.write(work)
+        for name in names:
+            self._copies.drop(name)
+
+    def copies(self, staged: Staged) -> dict[str, Path]:
+        """The batches' files, as Spark wrote them."""
+        return self._copies.files(staged.name)
+
+    def restage(self, staged: Staged, files: Mapping[str, Path]) -> None:
+        ordered = [files[name] for name in sorted(files)]
+        self._prepare(None, ordered[0])
+
+        def work(connection: Connection) -> None:
+            if self._ledger.staging_table(connection, staged.name) is None:
+                self._insert(connection, self._create_staging(connection, staged.name), ordered, 0)
+
+        self.database.write(work)
+
+    def _prepare(self, frame: object, file: Path) -> None:
+        """Create the table for the rows, or check that it holds them; once."""
+        schema = pq.read_schema(file)
+        if self._columns and [(each.name, each.arrow) for each in self._columns] == [(f.name, f.type) for f in schema]:
+            return
+        columns = stage_columns(schema, frame, self.database.address.kind, self._checkpoint_column, self._key, self._sink)
+
+        def work(connection: Connection) -> dict[str, ColumnLimits]:
+            self._ledger.serialize(connection)
+            return self._table.prepare(connection, columns)
+
+        self._limits = self.database.write(work)
+        self._columns = columns
+
+    def _create_staging(self, connection: Connection, name: str) -> str:
+        self._guard(self._ledger.lock(connection, self._index))
+        staging = self._table.staging_name(hashlib.sha256(name.encode()).hexdigest()[:16])
+        self._table.create_staging(connection, staging, [each.name for each in self._columns])
+        self._ledger.stage(connection, self._index, name, staging)
+        return staging
+
+    def _insert(self, connection: Connection, staging: str, files: Sequence[Path], first: int) -> None:
+        for batch in read_batches([str(file) for file in files]):
+            check_values(batch, self._limits, self._key, self._sink)
+            self._table.stage(connection, staging, batch, first)
+            first += batch.num_rows
+
+    # Changes
+
+    def transact(self, plan: Plan) -> None:
+        moved = Moves()
+
+        def work(connection: Connection) -> None:
+            nonlocal moved
+            change = plan(self._ledger.lock(connection, self._index))
+            if change is None:
+                return
+            moved = change.moves
+            if change.alone:
+                self._remove_other_jobs(connection, change.job)
+            self._take_back(connection, moved)
+            for staged in moved.publish:
+                self._publish(connection, staged)
+            self._ledger.put(connection, self._index, change.ledger)
+
+        self.database.write(work)
+        for staged in moved.publish:
+            self._copies.drop(staged.name)
+
+    def _publish(self, connection: Connection, staged: Staged) -> None:
+        staging = self._ledger.staging_table(connection, staged.name)
+        if staging is None:
+            raise SinkTransactionLost(
+                f"{self._sink}: expected the {staged.rows} rows of a pre-committed transaction (checkpoint "
+                f"{staged.commit.checkpoint}) in {TRANSACTIONS}, or its commit in {COMMITS}, found neither: another program has "
+                "deleted them, or the database was restored from a backup. This sink has lost the rows of that checkpoint; "
+                "restore the database from a newer backup, or start the job without restoring"
+            )
+        marked = self._checkpoint_column is not None
+        self._table.move(connection, staging, staged.rows, self._mark(staged.commit) if marked else None)
+        self._ledger.unstage(connection, staged.name)
+        self._ledger.record_commit(connection, staged, marked)
+
+    def _take_back(self, connection: Connection, moves: Moves) -> None:
+        rows = {commit: self._ledger.rows_of(connection, commit) for commit in (*moves.hide, *moves.show)}
+        if self._checkpoint_column is None or not all(found.marked for found in rows.values()):
+            if rows:
+                raise self._indistinguishable(list(rows), sum(found.rows for found in rows.values()))
+            return
+        for commit in moves.hide:
+            self._ledger.record_visibility(connection, commit, self._table.take_back(connection, self._mark(commit)))
+        for commit in moves.show:
+            moved = self._table.show_again(connection, self._mark(commit))
+            if moved != rows[commit].taken_back:
+                raise SinkTransactionLost(
+                    f"{self._sink}: expected {rows[commit].taken_back} rows of checkpoint {commit.checkpoint}, which belong to "
+                    f"the restored checkpoint and were taken back since, in {self._table.taken_back_name}, found {moved}: they "
+                    "have been deleted. Restore that table from a backup, or restore another checkpoint or savepoint"
+                )
+            self._ledger.record_visibility(connection, commit, None)
+
+    def _remove_other_jobs(self, connection: Connection, job: str) -> None:
+        """Once for all instances of the job: the first one that comes here removes the rows of all."""
+        claim = self._ledger.claim(connection, self._scope)
+        if claim is None or claim.replaced_by == job:  # by another instance, or before a crash
+            return
+        if self._table.exists(connection):
+            if claim.owns_rows:
+                self._table.empty(connection)
+            else:
+                others = [self._mark(commit) for commit in self._ledger.marked(connection) if commit.job != job]
+                self._table.delete_marked(connection, others)
+        self._ledger.record_replacement(connection, job)
+
+    def _mark(self, commit: Commit) -> str:
+        """The value of the checkpoint column in the rows of one commit; without the history of the target's first job."""
+        assert self._claim is not None
+        job = commit.job.removesuffix(f".{self._claim.history}")
+        return f"{commit.checkpoint}-job{job}-{commit.index}"
+
+    def _indistinguishable(self, commits: Sequence[Commit], rows: int) -> SinkCannotTakeBack:
+        numbers = sorted(commit.checkpoint for commit in commits)
+        shown = ", ".join(map(str, numbers[:5])) + (", …" if len(numbers) > 5 else "")
+        return SinkCannotTakeBack(
+            f"{self._sink}: the job is restored from an older checkpoint and will write the rows of later ones again; expected a "
+            f"way to find the rows of checkpoint{'s' if len(numbers) > 1 else ''} {shown} ({rows} rows), found that the table "
+            "does not name each row's checkpoint. Nothing was changed. Restore the newest checkpoint; or begin a new job; or "
+            f"delete these rows yourself, and their rows in {COMMITS} (job {commits[0].job!r}, instance_index "
+            f"{commits[0].index}). For the future: SqlSink(key=...) writes rows again without doubling them, "
+            "SqlSink(checkpoint_column=...) makes rows distinguishable"
+        )
 
 
-def _columns(names: Sequence[str]) -> list[Any]:
-    """Columns without their table: the statement names the table."""
-    return [column(quoted_name(name, True)) for name in names]
+class _OpenTransaction:
+    """The numbers of the rows of each batch, and the number of the next row."""
 
-
-@contextmanager
-def _driver_cursor(connection: Connection) -> Iterator[Any]:
-    """The driver's cursor, for COPY; a connection that was lost meanwhile is not used again."""
-    driver = connection.connection.driver_connection
-    assert driver is not None
-    try:
-        with driver.cursor() as cursor:
-            yield cursor
-    except Exception:
-        if driver.closed:
-            connection.invalidate()
-        raise
+    def __init__(self) -> None:
+        self.batches: dict[int, range] = {}
+        self.end = 0

@@ -1,0 +1,290 @@
+"""A SqlSink's target and its staging tables: created, filled, moved into the target, taken back and emptied.
+
+Every method is one part of a transaction that the caller has begun. Must not know the ledger, owners or checkpoints.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    MetaData,
+    Table,
+    Text,
+    cast,
+    column,
+    delete,
+    func,
+    insert,
+    inspect,
+    literal,
+    quoted_name,
+    select,
+    text,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.schema import CreateTable, DropTable
+
+from dagster_checkpoints.sinks.exact_values import ColumnLimits
+from dagster_checkpoints.sinks.sql.columns import POSITION, SinkColumn, check_table, column_limits, is_computed
+from dagster_checkpoints.sinks.sql.rows import copy_text, sqlite_rows
+from dagster_checkpoints.systems.errors import SinkColumnsMismatch, SinkTargetChanged, SinkTransactionLost
+from dagster_checkpoints.systems.sql_address import IDENTIFIER_BYTES, DatabaseKind
+
+_POSITION: Any = column(POSITION, BigInteger)
+
+
+class SqlTable:
+    """The table that readers read.
+
+    Args:
+        name: the table's name.
+        schema: its schema; None for the database's default.
+        kind: the kind of the database.
+        key: names of the columns by which rows are replaced; empty if rows are added.
+        checkpoint_column: name of the column that names each row's checkpoint; None without one.
+        sink: the sink as errors name it.
+    """
+
+    def __init__(
+        self, name: str, schema: str | None, kind: DatabaseKind, key: Sequence[str], checkpoint_column: str | None, sink: str
+    ) -> None:
+        self._name = name
+        self._schema = schema
+        self._kind = kind
+        self._key = tuple(key)
+        self._checkpoint_column = checkpoint_column
+        self._sink = sink
+
+    # The table
+
+    def exists(self, connection: Connection) -> bool:
+        return inspect(connection).has_table(self._name, schema=self._schema)
+
+    def has_rows(self, connection: Connection) -> bool:
+        return connection.execute(select(literal(1)).select_from(self._table()).limit(1)).first() is not None
+
+    def prepare(self, connection: Connection, columns: Sequence[SinkColumn]) -> dict[str, ColumnLimits]:
+        """Create the table, or check that the existing one holds the rows.
+
+        Args:
+            connection: the transaction.
+            columns: the stage's columns.
+
+        Returns:
+            What the table's columns cannot hold, by name.
+
+        Raises:
+            SinkColumnsMismatch: the table does not fit the stage's rows, or is a view.
+        """
+        inspector = inspect(connection)
+        if not inspector.has_table(self._name, schema=self._schema):
+            self._create(connection, columns)
+            return column_limits((), columns, self._key, self._kind)
+        if self._name not in inspector.get_table_names(schema=self._schema):
+            raise SinkColumnsMismatch(f"{self._sink}: expected a table, found a view. Give the sink the table behind it")
+        found = inspector.get_columns(self._name, schema=self._schema)
+        check_table(found, columns, self._kind, self._checkpoint_column, self._sink)
+        if self._key and not self._is_unique(inspector):
+            names = ", ".join(self._key)
+            raise SinkColumnsMismatch(
+                f"{self._sink}: expected a primary key or a unique index of the columns {names}, by which rows are replaced, "
+                f"found none: CREATE UNIQUE INDEX ON the table ({names})"
+            )
+        return column_limits(found, columns, self._key, self._kind)
+
+    def _create(self, connection: Connection, columns: Sequence[SinkColumn]) -> None:
+        table = self._table()
+        for each in columns:
+            in_key = each.name in self._key
+            table.append_column(Column(each.name, each.type, primary_key=in_key, autoincrement=False, nullable=not in_key))
+        if self._checkpoint_column is not None:
+            table.append_column(Column(self._checkpoint_column, Text))
+        connection.execute(CreateTable(table))
+
+    def _is_unique(self, inspector: Any) -> bool:
+        unique = [inspector.get_pk_constraint(self._name, schema=self._schema).get("constrained_columns", ())]
+        unique += [each["column_names"] for each in inspector.get_unique_constraints(self._name, schema=self._schema)]
+        unique += [
+            each["column_names"]
+            for each in inspector.get_indexes(self._name, schema=self._schema)
+            if each["unique"] and not any("where" in option for option in each.get("dialect_options", {}))
+        ]
+        return any(set(names) == set(self._key) for names in unique)
+
+    def empty(self, connection: Connection) -> None:
+        """Delete all rows, also those that were taken back."""
+        for table in (self._table(), self._taken_back()):
+            if inspect(connection).has_table(table.name, schema=self._schema):
+                connection.execute(delete(table))
+
+    def delete_marked(self, connection: Connection, marks: Sequence[str]) -> None:
+        """Delete the rows of these checkpoints, also those that were taken back."""
+        for table in (self._table(), self._taken_back()):
+            if inspect(connection).has_table(table.name, schema=self._schema):
+                for mark in marks:
+                    connection.execute(delete(table).where(self._mark() == mark))
+
+    # Staging tables
+
+    def staging_name(self, token: str) -> str:
+        return self._derived(f"__staging_{token}")
+
+    def create_staging(self, connection: Connection, staging: str, columns: Sequence[str]) -> None:
+        """Create a staging table with the types of the target's columns, and without its constraints."""
+        if not self.exists(connection):
+            raise SinkTargetChanged(
+                f"{self._sink}: expected the table as it was when the run began, found that it does not exist: it was dropped. "
+                "Restore it from a backup if it held rows, and start the run again"
+            )
+        position = cast(literal(0), BigInteger).label(POSITION)
+        chosen = select(position, *_columns(columns)).select_from(self._table()).where(text("1 = 0"))
+        compiled = chosen.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
+        name = connection.dialect.identifier_preparer.format_table(self._staging(staging))
+        connection.exec_driver_sql(f"CREATE TABLE {name} AS {compiled}")
+
+    def drop_staging(self, connection: Connection, staging: str) -> None:
+        connection.execute(DropTable(self._staging(staging), if_exists=True))
+
+    def stage(self, connection: Connection, staging: str, batch: pa.RecordBatch, first: int) -> None:
+        """Add rows to a staging table; the first one gets the number ``first``."""
+        preparer = connection.dialect.identifier_preparer
+        name = preparer.format_table(self._staging(staging))
+        columns = ", ".join(preparer.quote_identifier(each) for each in [POSITION, *batch.schema.names])
+        if self._kind == "sqlite":
+            marks = ", ".join("?" * (batch.num_columns + 1))
+            statement = f"INSERT INTO {name} ({columns}) VALUES ({marks})"
+            connection.exec_driver_sql(statement, sqlite_rows(batch, first))
+            return
+        data = copy_text(batch, first)
+        with _driver_cursor(connection) as cursor, cursor.copy(f"COPY {name} ({columns}) FROM STDIN".replace("%%", "%")) as copy:
+            copy.write(data)
+
+    def unstage(self, connection: Connection, staging: str, first: int, end: int) -> None:
+        """Delete the rows with the numbers ``first`` to ``end`` - 1 from a staging table."""
+        connection.execute(delete(self._staging(staging)).where(first <= _POSITION, end > _POSITION))
+
+    def move(self, connection: Connection, staging: str, rows: int, mark: str | None) -> None:
+        """Move a staging table's rows to the target.
+
+        Args:
+            connection: the transaction.
+            staging: the staging table.
+            rows: the number of its rows.
+            mark: the value of the checkpoint's column; None without such a column.
+
+        Raises:
+            SinkTransactionLost: the staging table has another number of rows.
+        """
+        source = self._staging(staging)
+        found = connection.execute(select(func.count()).select_from(source)).scalar_one()
+        if found != rows:
+            raise SinkTransactionLost(
+                f"{self._sink}: expected {rows} staged rows in {staging}, found {found}: another program has changed that table"
+            )
+        names = [each["name"] for each in inspect(connection).get_columns(staging, schema=self._schema)][1:]
+        self._insert(connection, source, names, mark)
+        self.drop_staging(connection, staging)
+
+    def _insert(self, connection: Connection, source: Table, names: list[str], mark: str | None) -> None:
+        target = self._table(names)
+        chosen = select(*_columns(names))
+        if mark is not None:
+            assert self._checkpoint_column is not None
+            target.append_column(Column(self._checkpoint_column))
+            chosen = chosen.add_columns(literal(mark, Text).label("mark"))
+        if not self._key:
+            written = [*names, *([] if mark is None else [str(self._checkpoint_column)])]
+            connection.execute(insert(target).from_select(written, chosen.select_from(source)))
+            return
+        newest = select(func.max(_POSITION)).select_from(source).group_by(*_columns(self._key))
+        # SQLite needs a WHERE between SELECT and ON CONFLICT.
+        chosen = chosen.select_from(source).where(_POSITION.in_(newest))
+        upsert: Any = (postgresql if self._kind == "postgresql" else sqlite).insert(target).from_select(names, chosen)
+        replaced = {name: upsert.excluded[name] for name in names if name not in self._key}
+        if replaced:
+            upsert = upsert.on_conflict_do_update(index_elements=list(self._key), set_=replaced)
+        else:
+            upsert = upsert.on_conflict_do_nothing(index_elements=list(self._key))
+        connection.execute(upsert)
+
+    # Taken-back rows
+
+    def take_back(self, connection: Connection, mark: str) -> int:
+        """Hide the rows of a checkpoint. Returns their number."""
+        hidden = self._taken_back()
+        if not inspect(connection).has_table(hidden.name, schema=self._schema):
+            preparer = connection.dialect.identifier_preparer
+            target, created = preparer.format_table(self._table()), preparer.format_table(hidden)
+            connection.exec_driver_sql(f"CREATE TABLE {created} AS SELECT * FROM {target} WHERE 1 = 0")
+        return self._move_marked(connection, self._table(), hidden, mark)
+
+    def show_again(self, connection: Connection, mark: str) -> int:
+        """Show the rows of a checkpoint that were hidden. Returns their number."""
+        hidden = self._taken_back()
+        if not inspect(connection).has_table(hidden.name, schema=self._schema):
+            return 0
+        return self._move_marked(connection, hidden, self._table(), mark)
+
+    @property
+    def taken_back_name(self) -> str:
+        return self._derived("__taken_back")
+
+    def _move_marked(self, connection: Connection, source: Table, into: Table, mark: str) -> int:
+        found = inspect(connection).get_columns(self._name, schema=self._schema)
+        names = [each["name"] for each in found if not is_computed(each)]
+        chosen = select(*_columns(names)).select_from(source).where(self._mark() == mark)
+        connection.execute(insert(self._named(into.name, names)).from_select(names, chosen))
+        return int(connection.execute(delete(source).where(self._mark() == mark)).rowcount)
+
+    def _mark(self) -> Any:
+        assert self._checkpoint_column is not None
+        return column(quoted_name(self._checkpoint_column, True), Text)
+
+    # Names
+
+    def _table(self, columns: Sequence[str] = ()) -> Table:
+        return self._named(self._name, columns)
+
+    def _staging(self, staging: str) -> Table:
+        return self._named(staging)
+
+    def _taken_back(self) -> Table:
+        return self._named(self.taken_back_name)
+
+    def _named(self, name: str, columns: Sequence[str] = ()) -> Table:
+        return Table(name, MetaData(), *(Column(each, quote=True) for each in columns), schema=self._schema, quote=True)
+
+    def _derived(self, suffix: str) -> str:
+        """The target's name with a suffix, within the length of PostgreSQL's names."""
+        whole = self._name + suffix
+        if len(whole.encode()) <= IDENTIFIER_BYTES:
+            return whole
+        suffix = f"_{hashlib.sha256(self._name.encode()).hexdigest()[:8]}{suffix}"
+        return self._name.encode()[: IDENTIFIER_BYTES - len(suffix)].decode(errors="ignore") + suffix
+
+
+def _columns(names: Sequence[str]) -> list[Any]:
+    """Columns without their table: the statement names the table."""
+    return [column(quoted_name(name, True)) for name in names]
+
+
+@contextmanager
+def _driver_cursor(connection: Connection) -> Iterator[Any]:
+    """The driver's cursor, for COPY; a connection that was lost meanwhile is not used again."""
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    try:
+        with driver.cursor() as cursor:
+            yield cursor
+    except Exception:
+        if driver.closed:
+            connection.invalidate()
+        raise
