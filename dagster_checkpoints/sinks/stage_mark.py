@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from dagster_checkpoints.sinks.base import SinkContext
+from dagster_checkpoints.sinks.engine import SinkScope
 from dagster_checkpoints.systems.errors import SinkPathInUse
 
 
@@ -40,7 +41,7 @@ def encoded(mark: StageMark) -> bytes:
     return msgspec.json.format(msgspec.json.encode(mark), indent=2) + b"\n"
 
 
-def read_mark(data: bytes, context: SinkContext, place: object, file: object) -> StageMark:
+def read_mark(data: bytes, context: SinkContext | SinkScope, place: object, file: object) -> StageMark:
     """The mark in a file, if it names the stage.
 
     Args:

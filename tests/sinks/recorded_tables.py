@@ -21,10 +21,10 @@ RECORDED = Path(__file__).parent / "recorded"
 INSTANCES = 2
 KINDS: dict[str, type[SinkConformance]] = {
     "parquet": test_sink_conformance.TestParquetSink,
-    "files-parquet": test_file_conformance.TestParquetFiles,
-    "files-orc": test_file_conformance.TestOrcFiles,
-    "files-csv": test_file_conformance.TestCsvFilesThatReplace,
-    "files-json": test_file_conformance.TestJsonFilesBesideEarlierOnes,
+    "files-2-parquet": test_file_conformance.TestParquetFiles,
+    "files-2-orc": test_file_conformance.TestOrcFiles,
+    "files-2-csv": test_file_conformance.TestCsvFilesThatReplace,
+    "files-2-json": test_file_conformance.TestJsonFilesBesideEarlierOnes,
     "sqlite-2": test_sql_conformance.TestSqlite,
     "sqlite-2-checkpoint-column": test_sql_conformance.TestSqliteWithCheckpointColumn,
     "sqlite-2-by-key": test_sql_conformance.TestSqliteByKey,
@@ -34,6 +34,10 @@ KINDS: dict[str, type[SinkConformance]] = {
 }
 """By name, the suite whose sink and reader the table has."""
 FORMER: dict[str, type[SinkConformance]] = {
+    "files-parquet": test_file_conformance.TestParquetFiles,
+    "files-orc": test_file_conformance.TestOrcFiles,
+    "files-csv": test_file_conformance.TestCsvFilesThatReplace,
+    "files-json": test_file_conformance.TestJsonFilesBesideEarlierOnes,
     "sqlite": test_sql_conformance.TestSqlite,
     "sqlite-checkpoint-column": test_sql_conformance.TestSqliteWithCheckpointColumn,
     "sqlite-by-key": test_sql_conformance.TestSqliteByKey,

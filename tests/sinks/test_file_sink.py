@@ -40,7 +40,7 @@ from dagster_checkpoints.sinks import (
     SinkUnavailable,
     UnreadableSinkTransaction,
 )
-from dagster_checkpoints.sinks.fence import Fence
+from dagster_checkpoints.sinks.engine import SinkLife
 from dagster_checkpoints.sinks.files import part_files, target_files
 from dagster_checkpoints.sinks.files.text_lines import csv_header, csv_lines, json_lines
 
@@ -355,7 +355,7 @@ def test_files_of_other_programs_are_refused_and_never_removed(folder: Folder) -
     (folder.path / "day=1").mkdir()
     (folder.path / "day=1/other.parquet").touch()
     for at_new_start in ("refuse", "replace"):
-        with pytest.raises(SinkPathInUse, match=r"other files \(day=1/other.parquet\)"):
+        with pytest.raises(SinkPathInUse, match=r"other ones \(day=1/other.parquet\)"):
             FileSink(folder.path, at_new_start=at_new_start).check_new_start(context())  # type: ignore[arg-type]
     FileSink(folder.path, at_new_start="keep").check_new_start(context())
     folder.opened(at_new_start="replace")
@@ -369,15 +369,16 @@ def test_a_new_start_with_fewer_instances_replaces_the_files_of_all(folder: Fold
         folder.commit(sink, 2, numbers(10 + index))
         folder.opened(as_=context(index=index, parallelism=3, epoch=2), new=False).recover([], restored=1)
     assert folder.numbers() == [0, 1, 2] and len(list(folder.path.rglob("*.staged"))) == 3
-    with pytest.raises(SinkHoldsEarlierRows, match=r"job 1\.h1"):
+    with pytest.raises(SinkHoldsEarlierRows, match=r"job 1 has committed"):
         FileSink(folder.path).check_new_start(context(job=2))
     with pytest.raises(SinkPathInUse, match="begins job 1,"):
         FileSink(folder.path, at_new_start="keep").check_new_start(context(job=1))
-    folder.opened(as_=context(index=1, parallelism=2, job=2, epoch=3), at_new_start="replace")
-    assert folder.numbers() == [0, 2]
+    new = folder.opened(as_=context(index=1, parallelism=2, job=2, epoch=3), at_new_start="replace")
+    assert folder.numbers() == []
+    folder.commit(new, 1, numbers(21))
     folder.opened(as_=context(index=0, parallelism=2, job=2, epoch=3), at_new_start="replace")
-    assert folder.numbers() == [] and not list(folder.path.rglob("*.staged")) and not list(folder.path.glob("_manifests/*"))
-    FileSink(folder.path).check_new_start(context(job=3))
+    assert folder.numbers() == [21] and not list(folder.path.rglob("*.staged")) and not list(folder.path.glob("_manifests/*"))
+    FileSink(folder.path, at_new_start="keep").check_new_start(context(job=3))
 
 
 def test_another_stage_is_refused(folder: Folder) -> None:
@@ -535,7 +536,7 @@ def test_a_savepoint_s_transaction_that_is_committed_is_not_staged_again(folder:
     assert not list(folder.path.rglob("*.staged")) and folder.numbers() == [1]
     del saved["transaction.json"]
     with pytest.raises(UnreadableSinkTransaction, match=r"holds no transaction\.json"):
-        sink.restore_transaction(folder.staged(folder.opened(as_=context(epoch=2)), 2, numbers(2)).replace("e2", "e3"), saved)
+        sink.restore_transaction(folder.staged(sink, 2, numbers(2)).replace("e1", "e0"), saved)
 
 
 def test_a_job_that_begins_a_second_time_keeps_what_it_has_committed(folder: Folder) -> None:
@@ -553,7 +554,7 @@ def test_a_late_owner_commits_nothing_and_aborts_nothing_of_a_newer_one(folder: 
     for act in (lambda: late.commit(held), lambda: late.recover([held]), late.start_new):
         with pytest.raises(SinkFenced, match=r"epoch 6.*epoch 7"):
             act()
-    monkeypatch.setattr(Fence, "take", lambda self: None)  # the check was before the newer owner's
+    monkeypatch.setattr(SinkLife, "check_owner", lambda self, ledger: None)  # the check was before the newer owner's
     late.start_new()
     newer.commit(waiting)
     assert folder.numbers() == [2]
@@ -614,7 +615,7 @@ def test_a_full_disk_and_a_path_that_is_not_a_directory(folder: Folder, monkeypa
         (("s3://key:secret@bucket/rows",), {}, InvalidSinkPath, "with credentials"),
         (("",), {}, InvalidSinkPath, "empty"),
         (("rows", "avro"), {}, ValueError, "parquet, orc, csv, json, found 'avro'"),
-        (("rows",), {"at_new_start": "append"}, ValueError, "refuse, keep, replace"),
+        (("rows",), {"at_new_start": "append"}, ValueError, "'refuse', 'keep' or 'replace'"),
         (("rows",), {"rows_per_file": 0}, ValueError, "rows_per_file"),
         (("rows",), {"bytes_per_file": -1}, ValueError, "bytes_per_file"),
         (("rows",), {"partition_by": ["a", "a"]}, ValueError, "once"),

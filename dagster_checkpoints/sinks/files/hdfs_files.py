@@ -8,8 +8,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from dagster_checkpoints.errors import AlreadyExists, NotFound
-from dagster_checkpoints.sinks.fence import OwnerFile
-from dagster_checkpoints.sinks.files.target_files import TargetFiles, available, in_parallel
+from dagster_checkpoints.sinks.engine import LedgerChanged
+from dagster_checkpoints.sinks.files.target_files import LedgerFile, TargetFiles, available, in_parallel
 from dagster_checkpoints.sinks.files.web_hdfs import WebHdfs
 from dagster_checkpoints.sinks.temporary_folder import temporary_folder
 from dagster_checkpoints.systems.errors import SinkUnavailable
@@ -75,8 +75,8 @@ class HdfsFiles(TargetFiles):
                 while folder and self._hdfs.delete(folder):
                     folder = folder.rpartition("/")[0]
 
-    def owner_file(self, name: str) -> OwnerFile:
-        return HdfsOwnerFile(self, name)
+    def ledger_file(self, name: str) -> LedgerFile:
+        return HdfsLedgerFile(self, name)
 
     def work_folder(self, name: str) -> AbstractContextManager[Path]:
         return temporary_folder()
@@ -137,8 +137,8 @@ class HdfsFiles(TargetFiles):
         raise SinkUnavailable(f"another program deletes the directory of {self.place}/{new} again and again")
 
 
-class HdfsOwnerFile:
-    """An :class:`~dagster_checkpoints.sinks.fence.OwnerFile` that is replaced only if it has not changed since it was read.
+class HdfsLedgerFile:
+    """A :class:`~dagster_checkpoints.sinks.files.target_files.LedgerFile` in HDFS.
 
     HDFS has no replacement under a condition, but of two that create a file one is refused. So each content is a file of its own,
     and the one with the highest number counts. Lower ones are deleted only when a higher one exists: an owner that creates a
@@ -173,10 +173,7 @@ class HdfsOwnerFile:
         if not created or max(numbers) != own:
             if created:
                 self._files.delete([self._file(own)])
-            raise SinkUnavailable(
-                f"expected that {self.place} is as it was read, found that another run has replaced it in this moment. "
-                "Another attempt reads it again"
-            )
+            raise LedgerChanged
         self._newest = own
         self._files.delete(self._file(number) for number in numbers if number < own)
 

@@ -7,12 +7,11 @@
     _manifests/42-job1.h1-0-….manifest                                   the files of a commit, if asked for
     _dagster_checkpoints/stage                                           the stage that writes here
     _dagster_checkpoints/columns                                         the columns of its rows
-    _dagster_checkpoints/0/owner                                         the newest owner of instance 0
-    _dagster_checkpoints/0/staged/e7.h1-<attempt>/000003/00000.staged    staged file
-    _dagster_checkpoints/0/staged/e7.h1-<attempt>/000003/transaction     all staged files of a pre-committed transaction
-    _dagster_checkpoints/0/commits/1.h1/42-job1.h1-0-…                   likewise, once its commit has begun
+    _dagster_checkpoints/0/ledger                                        what instance 0 has committed, see sinks/ledger.py
+    _dagster_checkpoints/0/staged/e7.h1-<attempt>-000003/00000.staged    staged file
+    _dagster_checkpoints/0/staged/e7.h1-<attempt>-000003/transaction     all staged files of a pre-committed transaction
+    _dagster_checkpoints/0/commits/1.h1/42-job1.h1-0-…                   likewise, once they are visible
     _dagster_checkpoints/0/taken-back/42-job1.h1-0-…/00000.staged        file that a restore has taken back
-    _dagster_checkpoints/0/timelines/1.h1                                the restores of job 1, see sinks/branches.py
 
 Readers skip names that begin with ``_``. Those who read by a pattern such as ``**/*.json`` do not: so only visible files end with
 the format's name. Must not know what is in the files.
@@ -23,7 +22,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from dagster_checkpoints.sinks.base import SinkContext
+from dagster_checkpoints.sinks.ledger import Commit
 
 OWN = "_dagster_checkpoints"
 STAGE_MARK = f"{OWN}/stage"
@@ -31,10 +30,9 @@ COLUMNS = f"{OWN}/columns"
 MANIFESTS = "_manifests"
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
-_COMMIT = rf"(?P<id>\d+)-job(?P<job>\d+(?:\.\w+)?)-(?P<index>\d+)-(?P<attempt>{_NAME})-(?P<number>\d{{6,}})"
+_COMMIT = rf"(?P<id>\d+)-job(?P<job>\d+(?:\.\w+)?)-(?P<index>\d+)-(?P<name>{_NAME}-\d{{6,}})"
 _TRANSACTION = re.compile(_COMMIT)
 _PART = re.compile(rf"part-\d{{5,}}-{_COMMIT}\.\w+")
-_STAGED = re.compile(rf"{OWN}/(?P<index>\d+)/staged/(?P<attempt>{_NAME})/(?P<number>\d{{6,}})/.*")
 
 VALID_ATTEMPT = re.compile(_NAME)
 """A token that can be a part of these names."""
@@ -45,38 +43,32 @@ class FileCommitName:
     """A transaction of one instance, or its commit.
 
     Args:
-        checkpoint_id: the checkpoint that it was pre-committed for.
-        job: the job, see :func:`job_of`.
-        index: the instance's index.
-        attempt: the attempt that wrote it, with its owner.
-        number: its number in that attempt, from 0.
+        commit: what it is, or will be, committed under.
+        name: the transaction's name.
     """
 
-    checkpoint_id: int
-    job: str
-    index: int
-    attempt: str
-    number: int
+    commit: Commit
+    name: str
 
     @property
     def text(self) -> str:
         """The name as text."""
-        return f"{self.checkpoint_id}-job{self.job}-{self.index}-{self.attempt}-{self.number:06d}"
+        return f"{self.commit.checkpoint}-job{self.commit.job}-{self.commit.index}-{self.name}"
 
     @property
     def staged(self) -> str:
         """The folder of its staged files."""
-        return staged_folder(self.index, self.attempt, self.number)
+        return staged_folder(self.commit.index, self.name)
 
     @property
     def transaction(self) -> str:
         """The file that lists its staged files."""
-        return f"{self.staged}/transaction"
+        return transaction_file(self.staged)
 
     @property
-    def commit(self) -> str:
+    def record(self) -> str:
         """The file that lists its committed files."""
-        return f"{commits_folder(self.index)}/{self.job}/{self.text}"
+        return f"{commits_folder(self.commit.index)}/{self.commit.job}/{self.text}"
 
     @property
     def manifest(self) -> str:
@@ -96,7 +88,7 @@ class FileCommitName:
 
     def taken_back(self, number: int) -> str:
         """The name of a file that was taken back."""
-        return f"{taken_back_folder(self.index)}/{self.text}/{staged_name(number)}"
+        return f"{taken_back_folder(self.commit.index)}/{self.text}/{staged_name(number)}"
 
 
 def parse_commit(text: str) -> FileCommitName | None:
@@ -109,27 +101,18 @@ def commit_of_part(name: str) -> FileCommitName | None:
     return _commit(_PART.fullmatch(name.rpartition("/")[2]))
 
 
-def staged_parts(name: str) -> tuple[str, int] | None:
-    """Attempt and number of the transaction that a staged file, or a file of it, belongs to; None for any other file."""
-    found = _STAGED.fullmatch(name)
-    return None if found is None else (found["attempt"], int(found["number"]))
-
-
 def instance_folder(index: int) -> str:
     """The folder of one instance's own files."""
     return f"{OWN}/{index}"
 
 
-def owner_name(index: int) -> str:
-    return f"{instance_folder(index)}/owner"
+def ledger_name(index: int) -> str:
+    return f"{instance_folder(index)}/ledger"
 
 
-def timeline_name(index: int, job: str) -> str:
-    return f"{timelines_folder(index)}/{job}"
-
-
-def timelines_folder(index: int) -> str:
-    return f"{instance_folder(index)}/timelines"
+def former_names(index: int) -> list[str]:
+    """Files by which the records of an earlier release are known."""
+    return [f"{instance_folder(index)}/owner"]
 
 
 def commits_folder(index: int) -> str:
@@ -140,13 +123,18 @@ def taken_back_folder(index: int) -> str:
     return f"{instance_folder(index)}/taken-back"
 
 
-def attempts_folder(index: int) -> str:
-    """The folder with the staged files of all attempts."""
+def transactions_folder(index: int) -> str:
+    """The folder with the folders of all staged transactions."""
     return f"{instance_folder(index)}/staged"
 
 
-def staged_folder(index: int, attempt: str, number: int) -> str:
-    return f"{attempts_folder(index)}/{attempt}/{number:06d}"
+def staged_folder(index: int, name: str) -> str:
+    return f"{transactions_folder(index)}/{name}"
+
+
+def transaction_file(folder: str) -> str:
+    """The file in a transaction's folder that lists its staged files."""
+    return f"{folder}/transaction"
 
 
 def staged_name(number: int) -> str:
@@ -154,12 +142,7 @@ def staged_name(number: int) -> str:
     return f"{number:05d}.staged"
 
 
-def job_of(context: SinkContext) -> str:
-    """The job's number, with the history that counts it."""
-    return f"{context.job_id}.{context.history}" if context.history else str(context.job_id)
-
-
 def _commit(found: re.Match[str] | None) -> FileCommitName | None:
     if found is None:
         return None
-    return FileCommitName(int(found["id"]), found["job"], int(found["index"]), found["attempt"], int(found["number"]))
+    return FileCommitName(Commit(found["job"], int(found["index"]), int(found["id"])), found["name"])

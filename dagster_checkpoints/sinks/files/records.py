@@ -1,15 +1,12 @@
-"""What a FileSink records beside its files: the files of a transaction, and the restores of a job.
+"""What a FileSink records beside its files: the files of a transaction, and those of a commit for readers.
 
 Values only; must not know the file system.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 
-from dagster_checkpoints.sinks.branches import Branches
 from dagster_checkpoints.sinks.files.names import FileCommitName, staged_name
 
 
@@ -54,25 +51,30 @@ class StagedParts(msgspec.Struct, frozen=True):
         return [name.taken_back(part.number) for part in self.parts]
 
 
-class JobTimeline(msgspec.Struct, frozen=True):
-    """What one instance of one job has recorded about its restores.
+class ManifestFile(msgspec.Struct, frozen=True):
+    path: str
+    rows: int
+    bytes: int
+
+
+class FileManifest(msgspec.Struct, frozen=True):
+    """Content of a manifest, for readers.
 
     Args:
-        branches: the branches of the job's checkpoints.
-        taken_back: the commits that readers do not see.
-        unfinished: those of them whose files are being moved: each file is visible or taken back.
+        checkpoint: id of the checkpoint.
+        pipeline: the pipeline's name.
+        stage: the stage's name.
+        instance: the instance's index.
+        files: path relative to the sink's location, number of rows and size of each file.
     """
 
-    branches: Branches = Branches()
-    taken_back: tuple[str, ...] = ()
-    unfinished: tuple[str, ...] = ()
+    checkpoint: int
+    pipeline: str
+    stage: str
+    instance: int
+    files: tuple[ManifestFile, ...]
     version: int = 1
-
-    def taking_back(self, names: Iterable[str], unfinished: Iterable[str] = ()) -> JobTimeline:
-        """The same branches, with these commits taken back."""
-        return JobTimeline(self.branches, tuple(sorted(names)), tuple(sorted(unfinished)))
 
 
 # Created at import: two threads that decode a type for the first time at the same moment crash msgspec.
 PARTS = msgspec.json.Decoder(StagedParts)
-TIMELINES = msgspec.json.Decoder(JobTimeline)

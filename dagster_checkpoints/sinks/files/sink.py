@@ -1,4 +1,4 @@
-"""A sink that writes files to a directory, to S3 or to HDFS: the life of an instance.
+"""A sink that writes files to a directory, to S3 or to HDFS: its settings; :mod:`target` has the files.
 
 Must not import Spark. Batches arrive as Parquet files that are already written; where the settings allow it, they become the
 sink's files as they are.
@@ -8,33 +8,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 from uuid import uuid4
 
 from dagster_checkpoints.files.urls import local_path, url_scheme
 from dagster_checkpoints.pipeline.number_values import is_count
-from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, TwoPhaseCommitSink
-from dagster_checkpoints.sinks.files.columns import FileFormat, check_columns, check_layout, read_columns
-from dagster_checkpoints.sinks.files.names import OWN, STAGE_MARK, VALID_ATTEMPT, job_of
-from dagster_checkpoints.sinks.files.new_start import check_new_start
+from dagster_checkpoints.sinks.base import AtNewStart, SinkContext
+from dagster_checkpoints.sinks.files.columns import FileFormat, check_columns
+from dagster_checkpoints.sinks.files.names import OWN, VALID_ATTEMPT
 from dagster_checkpoints.sinks.files.target_files import LocalTargetFiles, StoredTargetFiles, TargetFiles
-from dagster_checkpoints.sinks.stage_mark import encoded, mark_of, read_mark
+from dagster_checkpoints.sinks.target_sink import TargetSink, scope_of
 from dagster_checkpoints.sinks.unwritable import try_directory
-from dagster_checkpoints.systems.errors import InvalidSinkPath, SinkNotOpen
+from dagster_checkpoints.systems.errors import InvalidSinkPath
 from dagster_checkpoints.systems.locations import location_of, target_url, uri_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from dagster_checkpoints.sinks.files.instance import FileInstance
-    from dagster_checkpoints.sinks.files.part_files import FileLayout
+    from dagster_checkpoints.sinks.files.target import FileTarget
 
 _SCHEMES = ("file", "s3", "s3a", "webhdfs")
 _OPTIONS = {"s3": ("endpoint_url", "region_name", "profile_name"), "webhdfs": ("user",)}
 
 
-class FileSink(TwoPhaseCommitSink):
+class FileSink(TargetSink):
     """Commits a stage's rows as files below a directory, in S3 or in HDFS.
 
     Readers see the files of completed checkpoints, and no other ones. Only one stage of one pipeline may write there.
@@ -64,6 +61,9 @@ class FileSink(TwoPhaseCommitSink):
         >>> sink = FileSink("s3://lake/hourly_delays", format="json", partition_by="origin")
     """
 
+    kind = "files"
+    noun = "location"
+
     def __init__(
         self,
         location: str | os.PathLike[str],
@@ -76,23 +76,18 @@ class FileSink(TwoPhaseCommitSink):
         at_new_start: AtNewStart = "refuse",
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__(at_new_start)
         self._url = target_url(location, _SCHEMES, "a directory of files", "a profile (storage_options['profile_name'])")
         self.format: FileFormat = format
         self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
         self.rows_per_file = rows_per_file
         self.bytes_per_file = bytes_per_file
         self.manifest = manifest
-        self.at_new_start: AtNewStart = at_new_start
         self._options = dict(storage_options or {})
-        self._instance: FileInstance | None = None
         self._check_settings()
 
     def __repr__(self) -> str:
         return f"FileSink({self._url!r}, {self.format!r})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Configuration only: a copy in another instance or process is opened separately.
-        return {**self.__dict__, "_instance": None}
 
     @property
     def location(self) -> str:
@@ -123,11 +118,10 @@ class FileSink(TwoPhaseCommitSink):
             )
         if path is not None:
             try_directory(path, f"Stage {context.stage!r} of pipeline {context.pipeline!r}: {self}")
-        files = self._files()
-        self._check_stage(files, context)
-        check_new_start(files, context, self.at_new_start)
+        super().check_new_start(context)
         if self.at_new_start != "replace":
-            self._check_layout(files)
+            with closing(self._new_target()) as target:
+                target.check_layout()
 
     def check_target(self, context: SinkContext, rows: Path) -> None:
         """Check that the location can be written and is the stage's, and that the rows fit the format and the files there.
@@ -140,14 +134,13 @@ class FileSink(TwoPhaseCommitSink):
             SinkColumnsMismatch: the format does not have a column's type, or the rows do not fit the files that are there.
             SinkUnavailable: the location does not answer, or is full.
         """
-        from dagster_checkpoints.sinks.files.instance import columns_of_rows
-
         path = local_path(self._url)
         if path is not None:
             try_directory(path, str(self))
-        files = self._files()
-        self._check_stage(files, context)
-        own = columns_of_rows(rows, self._layout(), job_of(context), str(self))
+        files, scope = self._files(), scope_of(context)
+        with closing(self._new_target()) as target:
+            target.check_stage(scope)
+            own = target.columns_of(rows, scope.job)
         if self.at_new_start != "replace":
             check_columns(files, own)
         if url_scheme(self._url) == "s3":
@@ -163,71 +156,18 @@ class FileSink(TwoPhaseCommitSink):
             SinkFenced: a newer run of the pipeline writes there.
             SinkUnavailable: the location cannot be written.
         """
-        from dagster_checkpoints.sinks.files.instance import FileInstance
-
         if not VALID_ATTEMPT.fullmatch(context.attempt):
             raise InvalidSinkPath(
                 f"{self}: expected an attempt token that can be part of a file's name, found {context.attempt!r}"
             )
-        files = self._files()
-        if not files.create(STAGE_MARK, encoded(mark_of(context))):
-            self._check_stage(files, context)
-        self._instance = FileInstance(files, context, self._layout(), manifests=self.manifest, sink=str(self))
-        self._instance.take_fence()
+        super().open(context)
 
-    def write(self, batch: DataFrame, files: Sequence[str], batch_id: int) -> None:
-        """Put the batch's rows into files that readers do not see.
+    def _new_target(self) -> FileTarget:
+        from dagster_checkpoints.sinks.files.part_files import FileLayout
+        from dagster_checkpoints.sinks.files.target import FileTarget
 
-        Raises:
-            SinkColumnsMismatch: the format does not have a column's type, or the rows do not fit the files that are there.
-            SinkRowsRefused: the format cannot hold a value.
-            SinkUnavailable: the location cannot be written.
-        """
-        self._opened().write([_local(file) for file in files], batch_id)
-
-    def pre_commit(self, checkpoint_id: int) -> str | None:
-        return self._opened().pre_commit(checkpoint_id)
-
-    def commit(self, transaction: str) -> SinkCommit:
-        """Move the transaction's files to their visible names, where they are not there already.
-
-        Raises:
-            SinkTransactionLost: files of the transaction have been deleted.
-            SinkFenced: a newer run of the pipeline writes to the location.
-            UnreadableSinkTransaction: the text is not a transaction of a FileSink.
-        """
-        return self._opened().transactions.commit(transaction)
-
-    def abort(self, transaction: str) -> None:
-        self._opened().transactions.abort(transaction)
-
-    def transaction_files(self, transaction: str) -> dict[str, Path]:
-        return self._opened().transactions.savepoint_files(transaction)
-
-    def restore_transaction(self, transaction: str, files: Mapping[str, Path]) -> None:
-        """Create the transaction's staged files again from a savepoint's.
-
-        Raises:
-            UnreadableSinkTransaction: the text is not a transaction of a FileSink.
-        """
-        if files:
-            self._opened().transactions.restore(transaction, files)
-
-    def recover(self, committed: Sequence[str], *, restored: int | None = None) -> None:
-        self._opened().recover(committed, restored)
-
-    def start_new(self) -> None:
-        self._opened().start_new(replace=self.at_new_start == "replace")
-
-    def close(self) -> None:
-        if self._instance is not None:
-            self._instance.close()
-        self._instance = None
-
-    def _opened(self) -> FileInstance:
-        if self._instance is None:
-            raise SinkNotOpen(f"{self}: expected open(context) before any other call, found that the sink is not open")
-        return self._instance
+        layout = FileLayout(self.format, self.partition_by, self.rows_per_file, self.bytes_per_file)
+        return FileTarget(self._files(), layout, manifests=self.manifest, sink=str(self))
 
     def _files(self) -> TargetFiles:
         """The files at the location; nothing is opened."""
@@ -238,25 +178,11 @@ class FileSink(TwoPhaseCommitSink):
         path = local_path(self._url)
         return StoredTargetFiles(self._url, self._options) if path is None else LocalTargetFiles(path)
 
-    def _check_stage(self, files: TargetFiles, context: SinkContext) -> None:
-        data = files.read(STAGE_MARK)
-        if data is not None:
-            read_mark(data, context, files.place, f"{files.place}/{STAGE_MARK}")
-
-    def _layout(self) -> FileLayout:
-        from dagster_checkpoints.sinks.files.part_files import FileLayout
-
-        return FileLayout(self.format, self.partition_by, self.rows_per_file, self.bytes_per_file)
-
-    def _check_layout(self, files: TargetFiles) -> None:
-        found = read_columns(files)
-        if found is not None:
-            check_layout(found, self.format, self.partition_by, files)
-
     def _check_settings(self) -> None:
-        for name, values in (("format", get_args(FileFormat)), ("at_new_start", get_args(AtNewStart))):
-            if (value := getattr(self, name)) not in values:
-                raise ValueError(f"expected FileSink({name}=...) to be one of {', '.join(values)}, found {value!r}")
+        if self.format not in get_args(FileFormat):
+            raise ValueError(
+                f"expected FileSink(format=...) to be one of {', '.join(get_args(FileFormat))}, found {self.format!r}"
+            )
         for name in ("rows_per_file", "bytes_per_file"):
             if (value := getattr(self, name)) is not None and not is_count(value, least=1):
                 raise ValueError(f"expected FileSink({name}=...) to be a whole number of at least 1, found {value!r}")
@@ -274,7 +200,3 @@ class FileSink(TwoPhaseCommitSink):
                 f"{', '.join(known)}, found {', '.join(unknown)}. Credentials come from the environment, from a profile, or from "
                 "the machine's role"
             )
-
-
-def _local(file: str) -> Path:
-    return local_path(file) or Path(os.path.abspath(file))

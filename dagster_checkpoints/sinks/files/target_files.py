@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from dagster_checkpoints.errors import AlreadyExists, NotFound, Precondition, StorageError
 from dagster_checkpoints.files.durable import make_directory, place_all, sync
 from dagster_checkpoints.files.local import LocalStore
 from dagster_checkpoints.files.opening import open_store
-from dagster_checkpoints.files.store import ObjectStore, UpdateVersion
+from dagster_checkpoints.files.store import ObjectStore, PutMode, UpdateVersion
 from dagster_checkpoints.files.urls import url_scheme
-from dagster_checkpoints.sinks.fence import OwnerFile
+from dagster_checkpoints.sinks.engine import LedgerChanged
 from dagster_checkpoints.sinks.temporary_folder import temporary_folder
 from dagster_checkpoints.sinks.unwritable import place_error
 from dagster_checkpoints.systems.errors import SinkUnavailable
@@ -32,6 +32,20 @@ _MAKING = 100
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+class LedgerFile(Protocol):
+    """A file that is replaced only if it has not changed since this object has read or replaced it."""
+
+    @property
+    def place(self) -> str:
+        """The file's path or URL, for errors."""
+
+    def read(self) -> bytes | None:
+        """The file's bytes; None if there is no file."""
+
+    def replace(self, data: bytes) -> None:
+        """Create or replace the file, durably and in one step. Raises LedgerChanged."""
 
 
 class TargetFiles(ABC):
@@ -75,8 +89,8 @@ class TargetFiles(ABC):
         """Delete files; one that does not exist is no error."""
 
     @abstractmethod
-    def owner_file(self, name: str) -> OwnerFile:
-        """The file that names an instance's newest owner."""
+    def ledger_file(self, name: str) -> LedgerFile:
+        """The file that holds an instance's ledger."""
 
     @abstractmethod
     def work_folder(self, name: str) -> AbstractContextManager[Path]:
@@ -157,18 +171,18 @@ class StoreFiles(TargetFiles):
         with available(self.place):
             self._store.delete(names)
 
-    def owner_file(self, name: str) -> OwnerFile:
+    def ledger_file(self, name: str) -> LedgerFile:
         folder, _, file = name.rpartition("/")
         store = self._store.sibling(f"{self._store.url}/{folder}")
         assert store is not None  # the same kind of URL
-        return StoredOwnerFile(store, file)
+        return StoredLedgerFile(store, file)
 
     def _each(self, work: Callable[[T], R], values: Sequence[T]) -> list[R]:
         return [work(value) for value in values]
 
 
-class StoredOwnerFile:
-    """An :class:`~dagster_checkpoints.sinks.fence.OwnerFile` that is replaced only if it has not changed since it was read.
+class StoredLedgerFile:
+    """A :class:`LedgerFile` in a store.
 
     Args:
         store: the object store.
@@ -196,12 +210,10 @@ class StoredOwnerFile:
     def replace(self, data: bytes) -> None:
         with available(self.place):
             try:
-                self._store.put(self._name, data, "create" if self._etag is None else UpdateVersion(self._etag))
+                condition: PutMode = "create" if self._etag is None else UpdateVersion(self._etag)
+                self._etag = self._store.put(self._name, data, condition)
             except (AlreadyExists, Precondition) as error:
-                raise SinkUnavailable(
-                    f"expected that {self.place} is as it was read, found that another run has replaced it in this moment. "
-                    "Another attempt reads it again"
-                ) from error
+                raise LedgerChanged from error
 
 
 class LocalTargetFiles(StoreFiles):

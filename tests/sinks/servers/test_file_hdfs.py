@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_checkpoints.sinks import FileSink, InvalidSinkPath, SinkFenced, SinkUnavailable
-from dagster_checkpoints.sinks.fence import Fence
+from dagster_checkpoints.sinks.engine import LedgerChanged
 from dagster_checkpoints.sinks.files import web_hdfs
-from dagster_checkpoints.sinks.files.hdfs_files import HdfsFiles, HdfsOwnerFile
+from dagster_checkpoints.sinks.files.hdfs_files import HdfsFiles, HdfsLedgerFile
 from dagster_checkpoints.spark.session.java import find_java_home
 from dagster_checkpoints.testing import SinkConformance
 from tests.sinks.staged_files import opened, staged
@@ -97,22 +97,24 @@ def test_partitions_a_name_node_that_is_away_and_older_restores(
 def test_of_two_owners_that_read_the_same_one_is_refused(hdfs: Any) -> None:
     files = HdfsFiles(f"{hdfs.web}/owners")
     for older, newer in ((1, 2), (4, 6), (7, 9)):
-        late = HdfsOwnerFile(files, "owner")
+        late = HdfsLedgerFile(files, "owner")
         late.read()
         for epoch in range(older, newer):  # several in between: the number that the late one wants may be free again
-            Fence(HdfsOwnerFile(files, "owner"), epoch, "h").take()
-        with pytest.raises(SinkUnavailable, match="another run has replaced it"):
+            newest = HdfsLedgerFile(files, "owner")
+            newest.read()
+            newest.replace(b"epoch %d" % epoch)
+        with pytest.raises(LedgerChanged):
             late.replace(b"late")
-        assert len(files.names("owner")) == 1 and b"late" not in (HdfsOwnerFile(files, "owner").read() or b"")
+        assert len(files.names("owner")) == 1 and b"late" not in (HdfsLedgerFile(files, "owner").read() or b"")
     refused: list[int] = []
 
-    def take(epoch: int, owner: HdfsOwnerFile) -> None:
+    def take(epoch: int, owner: HdfsLedgerFile) -> None:
         try:
             owner.replace(b"%d" % epoch)
-        except SinkUnavailable:
+        except LedgerChanged:
             refused.append(epoch)
 
-    owners = [HdfsOwnerFile(files, "raced") for _ in range(4)]
+    owners = [HdfsLedgerFile(files, "raced") for _ in range(4)]
     for owner in owners:
         owner.read()
     threads = [threading.Thread(target=take, args=pair) for pair in enumerate(owners)]
@@ -120,7 +122,7 @@ def test_of_two_owners_that_read_the_same_one_is_refused(hdfs: Any) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(refused) == 3 and HdfsOwnerFile(files, "raced").read() == b"%d" % ({0, 1, 2, 3} - set(refused)).pop()
+    assert len(refused) == 3 and HdfsLedgerFile(files, "raced").read() == b"%d" % ({0, 1, 2, 3} - set(refused)).pop()
 
 
 def test_places_that_cannot_be_used(hdfs: Any, tmp_path: Path) -> None:
