@@ -12,6 +12,13 @@ from typing import Any
 _SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
 
 
+def parquet_rows(file: Path) -> int:
+    """The number of rows that a Parquet file's footer counts."""
+    import pyarrow.parquet as pq  # the command line reads transactions without it
+
+    return int(pq.read_metadata(file).num_rows)
+
+
 def fits(metadata: Any) -> bool:
     """Whether all times are in microseconds.
 

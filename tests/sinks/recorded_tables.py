@@ -20,7 +20,7 @@ from tests.sinks import test_delta_conformance, test_file_conformance, test_sink
 RECORDED = Path(__file__).parent / "recorded"
 INSTANCES = 2
 KINDS: dict[str, type[SinkConformance]] = {
-    "parquet": test_sink_conformance.TestParquetSink,
+    "parquet-2": test_sink_conformance.TestParquetSink,
     "files-2-parquet": test_file_conformance.TestParquetFiles,
     "files-2-orc": test_file_conformance.TestOrcFiles,
     "files-2-csv": test_file_conformance.TestCsvFilesThatReplace,
@@ -34,6 +34,7 @@ KINDS: dict[str, type[SinkConformance]] = {
 }
 """By name, the suite whose sink and reader the table has."""
 FORMER: dict[str, type[SinkConformance]] = {
+    "parquet": test_sink_conformance.TestParquetSink,
     "files-parquet": test_file_conformance.TestParquetFiles,
     "files-orc": test_file_conformance.TestOrcFiles,
     "files-csv": test_file_conformance.TestCsvFilesThatReplace,

@@ -156,22 +156,23 @@ def test_commit_is_idempotent_in_any_process(path: Path, segment: Any) -> None:
     sink = _opened(path)
     sink.write(BATCH, [segment(1)], 0)
     transaction = _checkpoint(sink, 1)
-    code = "import sys; from dagster_checkpoints.sinks import ParquetSink\nParquetSink(sys.argv[1]).commit(sys.argv[2])"
-    for _ in range(2):
-        subprocess.run([sys.executable, "-c", code, str(path), transaction], check=True, timeout=60)
+    code = (
+        "import sys; from dagster_checkpoints.sinks import ParquetSink, SinkContext\nsink = ParquetSink(sys.argv[1])\n"
+        "sink.open(SinkContext('flights', 'delays', '0', 0, 1, 1, sys.argv[3]))\nsink.commit(sys.argv[2])"
+    )
+    for attempt in ("a2", "a3"):
+        subprocess.run([sys.executable, "-c", code, str(path), transaction, attempt], check=True, timeout=60)
     size = sum(file.stat().st_size for file in path.glob("checkpoint=1-*/*"))
     assert sink.commit(transaction) == SinkCommit(rows=1, bytes=size, files=1)
     assert _rows(path) == [1]
 
 
-def test_the_commit_of_a_transaction_of_an_earlier_version_knows_no_rows(path: Path, segment: Any) -> None:
+def test_a_batch_that_is_written_again_counts_once(path: Path, segment: Any) -> None:
     sink = _opened(path)
     sink.write(BATCH, [segment(1)], 0)
-    sink.write(BATCH, [segment(1), segment(2)], 0)  # the same batch again: its rows count once
-    text = json.loads(_checkpoint(sink, 1))
-    assert (text.pop("rows"), text["files"]) == (2, 2)
-    assert text.pop("bytes") > 0
-    assert sink.commit(json.dumps(text)) == SinkCommit(files=2)
+    sink.write(BATCH, [segment(1), segment(2)], 0)
+    done = sink.commit(_checkpoint(sink, 1))
+    assert (done.rows, done.files, (done.bytes or 0) > 0) == (2, 2, True)
 
 
 def test_the_sink_does_not_load_spark() -> None:
@@ -291,10 +292,11 @@ def test_closing_keeps_what_is_pre_committed(path: Path, segment: Any) -> None:
     sink.close()
     sink.close()
     assert len(_staged(path)) == 1
-    sink.commit(transaction)
+    for call in (lambda: sink.write(BATCH, [segment(3)], 2), lambda: sink.commit(transaction)):
+        with pytest.raises(SinkNotOpen):
+            call()
+    _opened(path, attempt="a2").commit(transaction)
     assert _rows(path) == [1]
-    with pytest.raises(SinkNotOpen):
-        sink.write(BATCH, [segment(3)], 2)
 
 
 def test_instances_of_a_stage_share_a_table_and_recover_apart(path: Path, segment: Any) -> None:
@@ -309,8 +311,10 @@ def test_instances_of_a_stage_share_a_table_and_recover_apart(path: Path, segmen
     first.recover(transactions[:1])
     assert _rows(path) == [0]
     assert len(_staged(path)) == 2
-    for transaction in transactions[1:]:
-        sinks[1].commit(transaction)
+    with pytest.raises(UnreadableSinkTransaction, match=r"instance 1 .*of instance 2"):
+        sinks[1].commit(transactions[2])
+    for sink, transaction in list(zip(sinks, transactions, strict=True))[1:]:
+        sink.commit(transaction)
     assert _rows(path) == [0, 1, 2]
 
 
@@ -337,9 +341,9 @@ def test_a_new_start_treats_earlier_rows_as_configured(path: Path, segment: Any,
             "refuse",
             SinkHoldsEarlierRows,
             [
-                "Stage 'delays' of pipeline 'flights'",
-                "{path}, found 1 directories that job 1",
-                "checkpoint=1-job1-0",
+                "ParquetSink('{path}'",
+                "stage 'delays' of pipeline 'flights'",
+                "found rows that job 1 has committed",
                 "'refuse' (the default) stops",
                 "'keep' leaves",
                 "'replace' removes",
@@ -348,10 +352,15 @@ def test_a_new_start_treats_earlier_rows_as_configured(path: Path, segment: Any,
         ),
         ("rows of job 1", "keep", None, []),
         ("rows of job 1", "replace", None, []),
-        ("rows of job 2", "keep", SinkPathInUse, ["begins job 2", "checkpoint=1-job2-0", "counts its jobs from 1 again"]),
+        ("rows of job 2", "keep", SinkPathInUse, ["begins job 2", "{path}", "counts its jobs from 1 again"]),
         ("rows of job 2", "replace", SinkPathInUse, ["begins job 2"]),
-        ("other files", "refuse", SinkPathInUse, ["{path}", "found 2 other", "part-0.parquet", "'keep'", "never removes"]),
-        ("other files", "replace", SinkPathInUse, ["found 2 other"]),
+        (
+            "other files",
+            "refuse",
+            SinkPathInUse,
+            ["{path}", "other ones (day=1, part-0.parquet)", "'keep'", "never removes"],
+        ),
+        ("other files", "replace", SinkPathInUse, ["found other ones"]),
         ("other files", "keep", None, []),
         ("a file", "keep", InvalidSinkPath, ["{path} to be a directory", "found a file"]),
         ("another stage's rows", "keep", SinkPathInUse, ["stage 'arrivals' of pipeline 'flights' writes there"]),
@@ -403,7 +412,7 @@ def test_a_new_start_keeps_its_own_rows_and_foreign_files(path: Path, segment: A
     late.start_new()  # another instance of the same job, a little later
     assert _rows(path / "checkpoint=1-job1-0") == [1]
     assert {entry.name for entry in path.iterdir()} == {
-        "checkpoint=1-job1-0", "checkpoint=notes", "README", ".staging", ".sink.json"
+        "checkpoint=1-job1-0", "checkpoint=notes", "README", ".staging", ".sink.json", ".commits", ".ledgers"
     }  # fmt: skip
 
 
@@ -427,7 +436,8 @@ def test_a_new_start_that_crashed_half_way_is_completed(path: Path, segment: Any
     monkeypatch.undo()
     assert len(_rows(path)) == 2
     _opened(path, "replace", job_id=2, attempt="a3").start_new()
-    assert {entry.name for entry in path.iterdir()} == {".staging", ".sink.json"}
+    assert {entry.name for entry in path.iterdir()} == {".staging", ".sink.json", ".commits", ".ledgers"}
+    assert not list((path / ".commits").iterdir())
 
 
 def test_resuming_after_a_new_start_removes_nothing(path: Path, segment: Any) -> None:
@@ -540,7 +550,7 @@ def test_committing_over_another_transactions_rows_is_refused(path: Path, segmen
     sink.commit(_checkpoint(sink, 1))
     sink.write(BATCH, [segment(1, 2)], 0)
     again = _checkpoint(sink, 1)
-    with pytest.raises(SinkTransactionConflict, match="older than the newest"):
+    with pytest.raises(SinkTransactionConflict, match="no other transaction for checkpoint 1"):
         sink.commit(again)
     assert _rows(path) == [1]
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_checkpoints.sinks import ParquetSink, SinkContext, SinkError, SinkFenced, SinkPathInUse
-from dagster_checkpoints.sinks.fence import Fence
+from dagster_checkpoints.sinks.engine import SinkLife
 
 BATCH: Any = SimpleNamespace(columns=["n"])
 
@@ -94,7 +94,7 @@ def test_what_a_newer_owner_stages_after_the_check_is_not_aborted(
 ) -> None:
     late, newer = table.opened(6), table.opened(7)
     waiting = table.staged(newer, 6, 3)
-    monkeypatch.setattr(Fence, "take", lambda self: None)  # the check was before the newer owner's
+    monkeypatch.setattr(SinkLife, "check_owner", lambda self, ledger: None)  # the check was before the newer owner's
     act(late)
     newer.commit(waiting)
     assert table.rows() == [3]
@@ -119,8 +119,10 @@ def test_a_newer_owner_aborts_what_an_older_one_has_left(table: Table) -> None:
     newer.recover([kept])
     assert table.rows() == [1]
     assert list((table.path / ".staging" / "delays-0").iterdir()) == []
-    with pytest.raises(SinkError, match="neither"):
+    with pytest.raises(SinkFenced):
         old.commit(lost)
+    with pytest.raises(SinkError, match="neither"):
+        newer.commit(lost)
 
 
 def test_epochs_of_another_storage_do_not_count(table: Table) -> None:
@@ -135,6 +137,6 @@ def test_epochs_of_another_storage_do_not_count(table: Table) -> None:
 
 def test_a_fence_that_cannot_be_read_says_what_to_do(table: Table) -> None:
     table.opened(7).close()
-    (table.path / ".fences" / "delays-0.json").write_text("{")
+    (table.path / ".ledgers" / "delays-0.json").write_text("{")
     with pytest.raises(SinkPathInUse, match=r"delays-0\.json.*delete it"):
         table.opened(8)

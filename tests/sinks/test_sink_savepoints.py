@@ -85,6 +85,10 @@ def rows_in(file: Path) -> list[str]:
     return found
 
 
+def staged_folder(job: Job, transaction: str) -> Path:
+    return job.table / ".staging" / "delays-0" / str(json.loads(transaction)["staged"]["name"])
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
@@ -174,7 +178,7 @@ def test_the_error_names_taken_back_rows_that_were_deleted(job: Job) -> None:
     job.attempt(earlier, 1)
     shutil.rmtree(job.table / ".taken-back")
     before = sorted(job.table.rglob("*"))
-    with pytest.raises(SinkTransactionLost, match=r"checkpoint 3 .*checkpoint=2-job1-0, checkpoint=3-job1-0.*backup"):
+    with pytest.raises(SinkTransactionLost, match=r"taken back since.*checkpoint=2-job1-0, checkpoint=3-job1-0.*backup"):
         job.attempt(newest, 3)
     assert sorted(job.table.rglob("*")) == before
     with pytest.raises(SinkTransactionLost):
@@ -183,13 +187,13 @@ def test_the_error_names_taken_back_rows_that_were_deleted(job: Job) -> None:
     assert job.rows() == ["1"]
 
 
-def test_a_record_of_branches_that_cannot_be_read_is_refused(job: Job) -> None:
+def test_a_ledger_that_cannot_be_read_is_refused(job: Job) -> None:
     sink = job.attempt(None)
     transactions = committed(job, sink, 1, "1")
     committed(job, sink, 3, "2")
     job.attempt(transactions, 1)
-    (job.table / ".branches" / "job1-0.json").write_text("{")
-    with pytest.raises(SinkError, match=r"job1-0\.json .*cannot be read"):
+    (job.table / ".ledgers" / "delays-0.json").write_text("{")
+    with pytest.raises(SinkError, match=r"delays-0\.json .*cannot be read"):
         job.attempt(transactions, 1)
 
 
@@ -232,10 +236,11 @@ def test_a_new_start_that_replaces_removes_the_taken_back_rows_of_earlier_jobs(t
     earlier = committed(job, sink, 1, "1")
     committed(job, sink, 2, "2")
     job.attempt(earlier, 1).pre_commit(3)
-    assert (job.table / ".branches" / "job1-0.json").exists()
+    assert list(json.loads((job.table / ".ledgers" / "delays-0.json").read_text())["jobs"]) == ["1"]
     job.attempt(None, job_id=2)
-    assert {entry.name for entry in job.table.iterdir()} == {".sink.json", ".staging", ".taken-back", ".branches"}
-    assert not [*(job.table / ".taken-back").iterdir(), *(job.table / ".branches").iterdir()]
+    assert {entry.name for entry in job.table.iterdir()} == {".sink.json", ".staging", ".taken-back", ".commits", ".ledgers"}
+    assert not [*(job.table / ".taken-back").iterdir(), *(job.table / ".commits").iterdir()]
+    assert json.loads((job.table / ".ledgers" / "delays-0.json").read_text())["jobs"] == {}
 
 
 def test_a_partly_deleted_transaction_is_restored_completely(job: Job) -> None:
@@ -243,7 +248,7 @@ def test_a_partly_deleted_transaction_is_restored_completely(job: Job) -> None:
     for row in ("1", "2", "3"):
         job.write(sink, row)
     transactions, files = job.savepoint(sink, 1)
-    staging = job.table / json.loads(transactions[0])["staging"]
+    staging = staged_folder(job, transactions[0])
     sorted(staging.iterdir())[0].unlink()  # the process that aborted it was killed here
     job.attempt(transactions, 1, files)
     assert job.rows() == ["1", "2", "3"]
@@ -264,10 +269,10 @@ def test_other_rows_where_a_savepoints_rows_belong_are_a_conflict(job: Job) -> N
     job.write(sink, "1")
     transactions, files = job.savepoint(sink, 1)
     sink._sink.abort(transactions[0])
-    target = job.table / json.loads(transactions[0])["target"]
+    target = job.table / "checkpoint=1-job1-0"
     target.mkdir()
     pq.write_table(pa.table({"row": ["x"]}), target / "part-other.parquet")
-    with pytest.raises(SinkTransactionConflict, match=r"1 files .*part-000001-0000-0-a1\.parquet.*found 1 others \(part-other"):
+    with pytest.raises(SinkTransactionConflict, match=r"1 files .*part-000001-0000-0-a1\.parquet.*found others \(part-other"):
         job.attempt(transactions, 1, files)
     assert job.rows() == ["x"]
 
@@ -276,7 +281,7 @@ def test_a_transaction_without_its_files_cannot_be_put_into_a_savepoint(job: Job
     sink = job.attempt(None)
     job.write(sink, "1")
     transactions = sink.pre_commit(1)
-    shutil.rmtree(job.table / json.loads(transactions[0])["staging"])
+    shutil.rmtree(staged_folder(job, transactions[0]))
     with pytest.raises(SinkTransactionLost, match="expected the 1 files"):
         sink.pin_transactions(job.folder / "pins")
 

@@ -23,7 +23,7 @@ from sqlalchemy import Connection
 from dagster_checkpoints.sinks.engine import Plan, SinkScope
 from dagster_checkpoints.sinks.exact_values import ColumnLimits, check_values
 from dagster_checkpoints.sinks.ledger import Commit, Ledger, Moves, Staged
-from dagster_checkpoints.sinks.parquet.transactions import parquet_rows
+from dagster_checkpoints.sinks.parquet_files import parquet_rows
 from dagster_checkpoints.sinks.sql.columns import SinkColumn, stage_columns
 from dagster_checkpoints.sinks.sql.ledger import COMMITS, TRANSACTIONS, SqlClaim, SqlLedger
 from dagster_checkpoints.sinks.sql.rows import read_batches

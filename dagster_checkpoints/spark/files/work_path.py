@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
-from dagster_checkpoints.sinks.parquet.transactions import parquet_rows
+from dagster_checkpoints.sinks.parquet_files import parquet_rows
 from dagster_checkpoints.spark.files.hadoop_path import HadoopPath
 
 
