@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from dagster_checkpoints.sinks.engine import LedgerChanged, Op, Plan, SinkLife, SinkScope, Steps
-from dagster_checkpoints.sinks.ledger import Commit, Ledger, Moves, Owner, Staged, parse_name
+from dagster_checkpoints.sinks.ledger import Commit, Ledger, Moves, SinkOwner, Staged, parse_name
 from dagster_checkpoints.sinks.transactions import PendingTransactions
 from dagster_checkpoints.systems.errors import SinkError
 from simulation.violations import check
@@ -200,7 +200,7 @@ class TaskSink:
         self.instance = instance
         self.rows: list[int] = []
         self.pending = PendingTransactions[Staged]()
-        self._owner = Owner(epoch)
+        self._owner = SinkOwner(epoch)
         self._parallelism = parallelism
         self._transactions = transactions
         self._take_back_after = take_back_after

@@ -30,7 +30,7 @@ from dagster_checkpoints.sinks.ledger import (
     JobLedger,
     Ledger,
     Moves,
-    Owner,
+    SinkOwner,
     Staged,
     StagedName,
     Unfinished,
@@ -95,7 +95,7 @@ class SinkScope(msgspec.Struct, frozen=True):
     index: int
     parallelism: int
     job: str
-    owner: Owner
+    owner: SinkOwner
     attempt: str
 
 
@@ -332,7 +332,7 @@ class SinkLife:
         new = ledger if after is None else ledger.with_job(job, after)
         return Change(msgspec.structs.replace(new, owner=self._owner(ledger)), job, moves)
 
-    def _owner(self, ledger: Ledger) -> Owner:
+    def _owner(self, ledger: Ledger) -> SinkOwner:
         """The owner to record: a run without owners leaves the one that is there."""
         return self._scope.owner if self._scope.owner.epoch else ledger.owner
 

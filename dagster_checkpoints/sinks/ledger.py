@@ -23,7 +23,7 @@ _AFTER_ALL = 2**62
 _NAME = re.compile(r"e(\d+)(?:\.(\w+))?-(.+)-(\d{6,})")
 
 
-class Owner(msgspec.Struct, frozen=True):
+class SinkOwner(msgspec.Struct, frozen=True):
     """A run that owns the pipeline. Epochs of two histories cannot be compared.
 
     Args:
@@ -34,7 +34,7 @@ class Owner(msgspec.Struct, frozen=True):
     epoch: int = 0
     history: str = ""
 
-    def is_replaced_by(self, other: Owner) -> bool:
+    def is_replaced_by(self, other: SinkOwner) -> bool:
         """Whether `other` is a newer owner: then this one must change nothing any more."""
         return bool(self.epoch) and self.history == other.history and stages_for_newer_owner(self.epoch, other.epoch)
 
@@ -42,7 +42,7 @@ class Owner(msgspec.Struct, frozen=True):
 class StagedName(msgspec.Struct, frozen=True):
     """The name of a transaction: its owner, the attempt that wrote it, and its number in that attempt, from 0."""
 
-    owner: Owner
+    owner: SinkOwner
     attempt: str
     number: int
 
@@ -55,7 +55,7 @@ class StagedName(msgspec.Struct, frozen=True):
 def parse_name(text: str) -> StagedName | None:
     """The name that a text is; None for any other text."""
     found = _NAME.fullmatch(text)
-    return None if found is None else StagedName(Owner(int(found[1]), found[2] or ""), found[3], int(found[4]))
+    return None if found is None else StagedName(SinkOwner(int(found[1]), found[2] or ""), found[3], int(found[4]))
 
 
 class Commit(msgspec.Struct, frozen=True, order=True):
@@ -181,7 +181,7 @@ class Ledger(msgspec.Struct, frozen=True):
         unfinished: for a target that changes rows and ledger one after the other, the change that has begun.
     """
 
-    owner: Owner = Owner()
+    owner: SinkOwner = SinkOwner()
     jobs: dict[str, JobLedger] = {}
     unfinished: Unfinished | None = None
     version: int = 1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, TwoPhaseCommitSink
 from dagster_checkpoints.sinks.engine import SinkLife, SinkScope, drive
-from dagster_checkpoints.sinks.ledger import Commit, Owner, Staged, decode_texts, encode_text
+from dagster_checkpoints.sinks.ledger import Commit, SinkOwner, Staged, decode_texts, encode_text
 from dagster_checkpoints.sinks.target import Batch, SinkTarget, SteppedTarget
 from dagster_checkpoints.systems.errors import SinkHoldsEarlierRows, SinkNotOpen, SinkPathInUse, few
 
@@ -223,5 +223,5 @@ class TargetSink(TwoPhaseCommitSink):
 def scope_of(context: SinkContext) -> SinkScope:
     """The instance that a context describes; its job has the name that ledgers use."""
     job = f"{context.job_id}.{context.history}" if context.history else str(context.job_id)
-    owner = Owner(context.epoch, context.history)
+    owner = SinkOwner(context.epoch, context.history)
     return SinkScope(context.pipeline, context.stage, context.index, context.parallelism, job, owner, context.attempt)

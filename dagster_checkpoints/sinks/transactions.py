@@ -56,7 +56,7 @@ class Settle(msgspec.Struct, frozen=True):
     restored: int
 
 
-class Commit(msgspec.Struct, Generic[T], frozen=True):
+class CommitStep(msgspec.Struct, Generic[T], frozen=True):
     """Commit a transaction that the checkpoint holds."""
 
     transaction: T
@@ -79,7 +79,7 @@ def new_start() -> tuple[TakeFence | AbortRest | ContinueFrom, ...]:
 
 def recovery(
     committed: Sequence[T], restored: int | None
-) -> tuple[TakeFence | Settle | Commit[T] | AbortRest | ContinueFrom, ...]:
+) -> tuple[TakeFence | Settle | CommitStep[T] | AbortRest | ContinueFrom, ...]:
     """The steps of an instance after a restore, in order.
 
     The fence comes first, since file systems have no fenced rename. The checkpoint's transactions are committed before the
@@ -90,7 +90,7 @@ def recovery(
         restored: id of the checkpoint or savepoint if this job took it; None otherwise.
     """
     settle = () if restored is None else (Settle(restored),)
-    return TakeFence(), *settle, *map(Commit, committed), AbortRest(), ContinueFrom(restored)
+    return TakeFence(), *settle, *map(CommitStep, committed), AbortRest(), ContinueFrom(restored)
 
 
 def begins_timeline(origin: int | None, checkpoint_id: int) -> bool:

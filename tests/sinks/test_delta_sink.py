@@ -34,7 +34,7 @@ from dagster_checkpoints.sinks import (
     UnreadableSinkTransaction,
 )
 from dagster_checkpoints.sinks.delta.log import DeltaLog
-from dagster_checkpoints.sinks.lake.table_log import Change
+from dagster_checkpoints.sinks.lake.table_log import LakeChange
 
 BATCH: Any = SimpleNamespace()
 
@@ -646,9 +646,9 @@ def test_a_number_that_another_program_records_during_a_commit_is_seen(table: Ta
         real(*arguments, **keywords)
 
     monkeypatch.setattr(DeltaTable, "create_write_transaction", overtaken)
-    assert log.commit(lambda: Change(numbers={"ours": 3})) == 2
+    assert log.commit(lambda: LakeChange(numbers={"ours": 3})) == 2
     assert (log.number("theirs"), log.number("ours")) == (7, 3)
-    assert log.commit(lambda: Change(numbers={"ours": 4})) == 3
+    assert log.commit(lambda: LakeChange(numbers={"ours": 4})) == 3
     assert (log.number("theirs"), log.number("ours")) == (7, 4)
 
 

@@ -16,7 +16,7 @@ from dagster_checkpoints.sinks.ledger import (
     JobLedger,
     Ledger,
     Moves,
-    Owner,
+    SinkOwner,
     Staged,
     StagedName,
     Unfinished,
@@ -58,7 +58,7 @@ def test_a_deliberate_fault_of_a_sink_is_found(fault: Fault) -> None:
 
 # Steps
 
-SCOPE = SinkScope("shop", "sales", 1, 2, "4.h1", Owner(3, "h1"), "abc")
+SCOPE = SinkScope("shop", "sales", 1, 2, "4.h1", SinkOwner(3, "h1"), "abc")
 T1 = Staged("e3.h1-abc-000000", Commit("4.h1", 1, 7), 2)
 
 
@@ -88,7 +88,7 @@ def system(request: pytest.FixtureRequest) -> SinkSystem:
 def test_an_older_owner_is_refused_in_every_call_and_changes_nothing(system: SinkSystem) -> None:
     old, target = opened(system)
     target.stage(T1.name, (1, 2))
-    opened(system, owner=Owner(4, "h1"))
+    opened(system, owner=SinkOwner(4, "h1"))
     before = (dict(system.visible), dict(system.staged), dict(system.ledgers))
     calls = {
         "open": old.open(),
@@ -108,11 +108,11 @@ def test_an_older_owner_is_refused_in_every_call_and_changes_nothing(system: Sin
 
 def test_an_owner_of_another_history_and_one_without_an_epoch_take_over(system: SinkSystem) -> None:
     opened(system)
-    opened(system, owner=Owner(1, "h2"))
-    assert system.ledgers[1].owner == Owner(1, "h2")
-    without, target = opened(system, owner=Owner())
+    opened(system, owner=SinkOwner(1, "h2"))
+    assert system.ledgers[1].owner == SinkOwner(1, "h2")
+    without, target = opened(system, owner=SinkOwner())
     committed(target, without, 1)
-    assert system.ledgers[1].owner == Owner(1, "h2")
+    assert system.ledgers[1].owner == SinkOwner(1, "h2")
 
 
 def test_another_transaction_for_a_committed_checkpoint_is_refused_by_name(system: SinkSystem) -> None:
@@ -243,7 +243,8 @@ def test_a_foreign_text_is_refused_by_name_before_any_other_is_looked_at(text: s
 
 
 @pytest.mark.parametrize(
-    "name", [StagedName(Owner(), "a-b", 0), StagedName(Owner(12, "h1"), "x.y_z", 7), StagedName(Owner(1), "e4-5", 1_000_000)]
+    "name",
+    [StagedName(SinkOwner(), "a-b", 0), StagedName(SinkOwner(12, "h1"), "x.y_z", 7), StagedName(SinkOwner(1), "e4-5", 1_000_000)],
 )
 def test_a_name_says_who_has_staged_a_transaction(name: StagedName) -> None:
     assert parse_name(name.text) == name
@@ -251,15 +252,15 @@ def test_a_name_says_who_has_staged_a_transaction(name: StagedName) -> None:
 
 
 def test_owners_of_two_histories_cannot_be_compared() -> None:
-    assert Owner(3, "h1").is_replaced_by(Owner(4, "h1"))
-    assert not Owner(4, "h1").is_replaced_by(Owner(4, "h1"))
-    assert not Owner(3, "h1").is_replaced_by(Owner(4, "h2"))
-    assert not Owner(0, "h1").is_replaced_by(Owner(4, "h1"))
+    assert SinkOwner(3, "h1").is_replaced_by(SinkOwner(4, "h1"))
+    assert not SinkOwner(4, "h1").is_replaced_by(SinkOwner(4, "h1"))
+    assert not SinkOwner(3, "h1").is_replaced_by(SinkOwner(4, "h2"))
+    assert not SinkOwner(0, "h1").is_replaced_by(SinkOwner(4, "h1"))
 
 
 def test_a_ledger_is_read_as_it_was_written() -> None:
     job = JobLedger(Branches((Branch(3, 6),)), {0: 5, 6: 8}, (8, "n"), ((0, 1), (6, 6)), 7, (2,))
-    ledger = Ledger(Owner(3, "h1"), {"1": job}, Unfinished("1", Moves((T1,), (T1.commit,), (T1.commit,)), job))
+    ledger = Ledger(SinkOwner(3, "h1"), {"1": job}, Unfinished("1", Moves((T1,), (T1.commit,), (T1.commit,)), job))
     assert LEDGERS.decode(msgspec.json.encode(ledger)) == ledger
 
 

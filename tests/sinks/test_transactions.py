@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dagster_checkpoints.sinks.branches import Branches, settlement
 from dagster_checkpoints.sinks.transactions import (
     AbortRest,
-    Commit,
+    CommitStep,
     ContinueFrom,
     PendingTransactions,
     Settle,
@@ -44,7 +44,7 @@ def test_a_new_start_aborts_under_the_fence() -> None:
 @pytest.mark.parametrize("restored", [None, 0, 7])
 def test_a_restore_commits_under_the_fence_before_it_aborts(restored: int | None) -> None:
     settle = () if restored is None else (Settle(restored),)
-    expected = (TakeFence(), *settle, Commit("a"), Commit("b"), AbortRest(), ContinueFrom(restored))
+    expected = (TakeFence(), *settle, CommitStep("a"), CommitStep("b"), AbortRest(), ContinueFrom(restored))
     assert recovery(("a", "b"), restored) == expected
 
 

@@ -29,7 +29,7 @@ from dagster_checkpoints.sinks.delta.data_files import described
 from dagster_checkpoints.sinks.lake.columns import Column
 from dagster_checkpoints.sinks.lake.fitting import PreparedFile
 from dagster_checkpoints.sinks.lake.rewritable_log import RewritableLog
-from dagster_checkpoints.sinks.lake.table_log import ActiveFile, Change, TableFormat, TableShape
+from dagster_checkpoints.sinks.lake.table_log import ActiveFile, LakeChange, TableFormat, TableShape
 from dagster_checkpoints.sinks.unwritable import place_error
 from dagster_checkpoints.systems.delta_files import StoredTableFiles
 from dagster_checkpoints.systems.errors import (
@@ -179,7 +179,7 @@ class DeltaLog(RewritableLog):
                     table.alter.add_columns(fields)
         return self.refresh()
 
-    def commit(self, plan: Callable[[], Change | None]) -> int | None:
+    def commit(self, plan: Callable[[], LakeChange | None]) -> int | None:
         from deltalake.exceptions import CommitFailedError
 
         for attempt in range(_PLANS):
@@ -213,7 +213,7 @@ class DeltaLog(RewritableLog):
                 "newest checkpoint"
             )
 
-    def _write(self, table: DeltaTable, change: Change) -> None:
+    def _write(self, table: DeltaTable, change: LakeChange) -> None:
         from deltalake import CommitProperties, Transaction
         from deltalake.transaction import AddAction, RemoveAction
 

@@ -28,7 +28,7 @@ from dagster_checkpoints.sinks.iceberg.stored_files import NoTableFiles, ObjectS
 from dagster_checkpoints.sinks.lake.columns import Column
 from dagster_checkpoints.sinks.lake.fitting import PreparedFile
 from dagster_checkpoints.sinks.lake.rewritable_log import RewritableLog
-from dagster_checkpoints.sinks.lake.table_log import ActiveFile, Change, TableFormat, TableShape
+from dagster_checkpoints.sinks.lake.table_log import ActiveFile, LakeChange, TableFormat, TableShape
 from dagster_checkpoints.sinks.unwritable import place_error
 from dagster_checkpoints.systems.errors import (
     InvalidSinkPath,
@@ -206,7 +206,7 @@ class IcebergLog(RewritableLog):
                         update.add_column((field.name,), field.field_type)
         return self.refresh()
 
-    def commit(self, plan: Callable[[], Change | None]) -> int | None:
+    def commit(self, plan: Callable[[], LakeChange | None]) -> int | None:
         from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 
         for attempt in range(_PLANS):
@@ -242,7 +242,7 @@ class IcebergLog(RewritableLog):
             self._catalog.close()
         self._catalog = None
 
-    def _write(self, change: Change) -> int:
+    def _write(self, change: LakeChange) -> int:
         from dagster_checkpoints.sinks.iceberg.snapshots import commit_snapshot
 
         table, snapshot_id = commit_snapshot(

@@ -24,7 +24,7 @@ from dagster_checkpoints.sinks.kafka.transactions import KafkaTransactions, Outb
 from dagster_checkpoints.sinks.lake.names import job_name
 from dagster_checkpoints.sinks.transactions import (
     AbortRest,
-    Commit,
+    CommitStep,
     ContinueFrom,
     Settle,
     TakeFence,
@@ -233,14 +233,14 @@ class KafkaInstance:
         self._current = None
         self._transactions.close()
 
-    def _perform(self, steps: Sequence[TakeFence | Settle | Commit[str] | AbortRest | ContinueFrom]) -> None:
+    def _perform(self, steps: Sequence[TakeFence | Settle | CommitStep[str] | AbortRest | ContinueFrom]) -> None:
         for step in steps:
             match step:
                 case TakeFence():
                     pass  # taken when the sink was opened
                 case Settle(restored):
                     self._settle(restored)
-                case Commit(transaction):
+                case CommitStep(transaction):
                     self.commit(transaction)
                 case AbortRest():
                     self._staged.delete_all(keep=lambda name: self._current is not None and name == self._current.name)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dagster_checkpoints.sinks.base import SinkContext
 from dagster_checkpoints.sinks.lake.fitting import FileFitting, PreparedFile, Target
-from dagster_checkpoints.sinks.lake.ledger import JobLedger, is_committed, owner_number, read_ledger
+from dagster_checkpoints.sinks.lake.ledger import LakeJobLedger, is_committed, owner_number, read_ledger
 from dagster_checkpoints.sinks.lake.names import (
     InstanceNames,
     TransactionName,
@@ -21,12 +21,12 @@ from dagster_checkpoints.sinks.lake.names import (
     transactions_in,
 )
 from dagster_checkpoints.sinks.lake.new_start import check_continued_job, remove_earlier_jobs, remove_rows_of_earlier_jobs
-from dagster_checkpoints.sinks.lake.table_log import Change, DataFile, StagedTransaction, TableLog
+from dagster_checkpoints.sinks.lake.table_log import DataFile, LakeChange, StagedTransaction, TableLog
 from dagster_checkpoints.sinks.lake.timelines import Timelines
 from dagster_checkpoints.sinks.lake.transactions import Transactions
 from dagster_checkpoints.sinks.transactions import (
     AbortRest,
-    Commit,
+    CommitStep,
     ContinueFrom,
     Settle,
     TakeFence,
@@ -63,7 +63,7 @@ class LakeInstance:
         self._fitting = fitting
         self._sink = sink
         self._target: Target | None = None
-        self._ledger: JobLedger | None = None
+        self._ledger: LakeJobLedger | None = None
         self._batches: dict[int, list[DataFile]] = {}
         self._number = 0
         self._marked = False
@@ -74,10 +74,10 @@ class LakeInstance:
         if not self._log.exists or not self._context.epoch:
             return
 
-        def plan() -> Change | None:
+        def plan() -> LakeChange | None:
             numbers = self.transactions.owner_numbers()
             taken = self._log.number(owner_number(self._context)) == self._context.epoch
-            return None if taken else Change(numbers=numbers)
+            return None if taken else LakeChange(numbers=numbers)
 
         self._log.commit(plan)
 
@@ -150,14 +150,14 @@ class LakeInstance:
             self._log.files.delete(files)
         self._log.close()
 
-    def _perform(self, steps: Iterable[TakeFence | Settle | Commit[str] | AbortRest | ContinueFrom]) -> None:
+    def _perform(self, steps: Iterable[TakeFence | Settle | CommitStep[str] | AbortRest | ContinueFrom]) -> None:
         for step in steps:
             match step:
                 case TakeFence():
                     self.take_fence()
                 case Settle(restored):
                     self._settle(restored)
-                case Commit(transaction):
+                case CommitStep(transaction):
                     self.transactions.commit(transaction)
                 case AbortRest():
                     self._abort_rest()
@@ -235,7 +235,7 @@ class LakeInstance:
             self._log.files.put(f"{self._names.attempts}/{self._attempt}", b"{}\n")
             self._marked = True
 
-    def _read_ledger(self) -> JobLedger:
+    def _read_ledger(self) -> LakeJobLedger:
         return read_ledger(self._names, self._job, self._log.number)
 
     def _timelines(self) -> Timelines:

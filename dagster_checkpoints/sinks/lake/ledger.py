@@ -43,7 +43,7 @@ def owner_number(context: SinkContext) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class JobLedger:
+class LakeJobLedger:
     """What the log says about one instance of one job.
 
     Args:
@@ -71,7 +71,7 @@ class JobLedger:
         """The numbers to record when the rows on the way to this checkpoint are made visible; 0: none of the job's rows."""
         return {f"{_job(self.instance, self.job)}/visible": restored}
 
-    def begun(self, restored: int, first: int) -> tuple[JobLedger, dict[str, int]]:
+    def begun(self, restored: int, first: int) -> tuple[LakeJobLedger, dict[str, int]]:
         """The ledger after the job's first checkpoint after a restore, and the numbers to record; none if nothing changes.
 
         Args:
@@ -88,10 +88,10 @@ class JobLedger:
                 numbers[f"{name}/branch-{position}/first"] = branch.first
         if self.visible is not None:
             numbers[f"{name}/visible"] = _NEWEST
-        return JobLedger(self.instance, self.job, branches, None), numbers
+        return LakeJobLedger(self.instance, self.job, branches, None), numbers
 
 
-def read_ledger(instance: InstanceNames, job: str, numbers: Numbers) -> JobLedger:
+def read_ledger(instance: InstanceNames, job: str, numbers: Numbers) -> LakeJobLedger:
     """Read the numbers of one instance of one job."""
     name = _job(instance, job)
     branches = tuple(
@@ -99,7 +99,7 @@ def read_ledger(instance: InstanceNames, job: str, numbers: Numbers) -> JobLedge
         for position in range(numbers(f"{name}/branches") or 0)
     )
     visible = numbers(f"{name}/visible")
-    return JobLedger(instance, job, Branches(branches), None if visible in (None, _NEWEST) else visible)
+    return LakeJobLedger(instance, job, Branches(branches), None if visible in (None, _NEWEST) else visible)
 
 
 def is_committed(transaction: TransactionName, numbers: Numbers) -> bool:

@@ -19,7 +19,7 @@ from dagster_checkpoints.sinks.lake.names import (
     transactions_in,
 )
 from dagster_checkpoints.sinks.lake.rewritable_log import RewritableLog
-from dagster_checkpoints.sinks.lake.table_log import ActiveFile, Change, TableLog
+from dagster_checkpoints.sinks.lake.table_log import ActiveFile, LakeChange, TableLog
 from dagster_checkpoints.sinks.lake.timelines import Timelines
 from dagster_checkpoints.systems.errors import SinkCannotTakeBack, SinkHoldsEarlierRows, SinkPathInUse, few
 
@@ -83,7 +83,7 @@ def remove_rows_of_earlier_jobs(log: TableLog, context: SinkContext, owner: Call
         SinkCannotTakeBack: another program may have rewritten some of the rows.
     """
 
-    def plan() -> Change | None:
+    def plan() -> LakeChange | None:
         numbers = owner()
         earlier = [(instance, job) for instance, job in _with_visible_rows(log, context, by_key=True) if job != job_name(context)]
         if not earlier:
@@ -92,7 +92,7 @@ def remove_rows_of_earlier_jobs(log: TableLog, context: SinkContext, owner: Call
             numbers |= read_ledger(instance, job, log.number).showing(0)
         files = _files_of_earlier_jobs(log, context, sink)
         note = {"pipeline": context.pipeline, "stage": context.stage, **describe(numbers)}
-        return Change(remove=files, numbers=numbers, note=note, read_rows=True)
+        return LakeChange(remove=files, numbers=numbers, note=note, read_rows=True)
 
     log.commit(plan)
 

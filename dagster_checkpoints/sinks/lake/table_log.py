@@ -73,7 +73,7 @@ class StagedTransaction(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class LakeChange:
     """One commit.
 
     Args:
@@ -187,7 +187,7 @@ class TableLog(ABC):
         """Add columns that the table does not have. Another program may change it at the same moment: look at the result."""
 
     @abstractmethod
-    def commit(self, plan: Callable[[], Change | None]) -> int | None:
+    def commit(self, plan: Callable[[], LakeChange | None]) -> int | None:
         """Plan a change from the newest state of the table and commit it, again until no other commit interferes.
 
         Args:

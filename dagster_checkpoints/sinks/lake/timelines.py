@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from dagster_checkpoints.sinks.branches import check_not_overwritten, settlement
-from dagster_checkpoints.sinks.lake.ledger import JobLedger, commit_order, committed_of, describe, read_ledger
+from dagster_checkpoints.sinks.lake.ledger import LakeJobLedger, commit_order, committed_of, describe, read_ledger
 from dagster_checkpoints.sinks.lake.names import InstanceNames, TransactionName, original_name, renewed_name
-from dagster_checkpoints.sinks.lake.table_log import Change, DataFile, TableLog
+from dagster_checkpoints.sinks.lake.table_log import DataFile, LakeChange, TableLog
 from dagster_checkpoints.sinks.lake.transactions import Transactions
 from dagster_checkpoints.systems.errors import SinkCannotTakeBack, SinkTransactionLost, few
 
@@ -50,7 +50,7 @@ class Timelines:
             SinkTransactionLost: rows that are needed again have been deleted.
         """
 
-        def plan() -> Change | None:
+        def plan() -> LakeChange | None:
             owner = self._transactions.owner_numbers()
             ledger = read_ledger(instance, job, self._log.number)
             committed = committed_of(names, self._log.number)
@@ -63,7 +63,7 @@ class Timelines:
                 self._log.check_may_remove()
             active = {original_name(path): path for path in self._log.active_files()}
             numbers = ledger.showing(restored)
-            return Change(
+            return LakeChange(
                 add=[file for name in _in_order(moves.show) for file in self._to_show(name, active)],
                 remove=[file for name in _in_order(moves.hide) for file in self._to_hide(name, active, restored)],
                 numbers={**numbers, **owner},
@@ -89,7 +89,7 @@ class Timelines:
         order = commit_order(instance, job, committed, self._log.number)
         check_not_overwritten(read_ledger(instance, job, self._log.number).branches, restored, order, self._sink)
 
-    def begin_branch(self, ledger: JobLedger, restored: int, first: int) -> JobLedger:
+    def begin_branch(self, ledger: LakeJobLedger, restored: int, first: int) -> LakeJobLedger:
         """Record the restore from a checkpoint, and the job's first checkpoint after it. Durable when this returns.
 
         Args:
@@ -101,11 +101,11 @@ class Timelines:
         if not numbers:
             return begun
 
-        def plan() -> Change | None:
+        def plan() -> LakeChange | None:
             owner = self._transactions.owner_numbers()
             if all(self._log.number(name) == number for name, number in numbers.items()):
                 return None
-            return Change(numbers={**numbers, **owner}, note=describe(numbers))
+            return LakeChange(numbers={**numbers, **owner}, note=describe(numbers))
 
         self._log.commit(plan)
         return begun

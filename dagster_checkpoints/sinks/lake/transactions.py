@@ -24,7 +24,7 @@ from dagster_checkpoints.sinks.lake.fitting import FileFitting
 from dagster_checkpoints.sinks.lake.ledger import committing, describe, is_committed, newest, owner_number
 from dagster_checkpoints.sinks.lake.names import TransactionName, is_newer_owners, parse_transaction
 from dagster_checkpoints.sinks.lake.placement import RowPlacement
-from dagster_checkpoints.sinks.lake.table_log import Change, DataFile, StagedTransaction, TableLog
+from dagster_checkpoints.sinks.lake.table_log import DataFile, LakeChange, StagedTransaction, TableLog
 from dagster_checkpoints.systems.errors import (
     SinkColumnsMismatch,
     SinkFenced,
@@ -118,7 +118,7 @@ class Transactions:
             self._log.create(staged.schema, staged.partition_by, self.owner_numbers())
         placement: RowPlacement | None = None
 
-        def plan() -> Change | None:
+        def plan() -> LakeChange | None:
             nonlocal staged, placement
             if is_committed(name, self._log.number):
                 return None
@@ -127,7 +127,7 @@ class Transactions:
             self._check_table(staged)
             placement = placement or self._place(name, staged)
             files = placement.plan()
-            return Change(
+            return LakeChange(
                 add=files.add,
                 remove=files.remove,
                 numbers={**committing(name, self._log.number), **owner},

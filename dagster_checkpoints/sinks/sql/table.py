@@ -41,7 +41,7 @@ from dagster_checkpoints.systems.sql_address import IDENTIFIER_BYTES, DatabaseKi
 _POSITION: Any = column(POSITION, BigInteger)
 
 
-class SqlTable:
+class SinkTable:
     """The table that readers read.
 
     Args:

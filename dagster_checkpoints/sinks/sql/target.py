@@ -27,7 +27,7 @@ from dagster_checkpoints.sinks.parquet_files import parquet_rows
 from dagster_checkpoints.sinks.sql.columns import SinkColumn, stage_columns
 from dagster_checkpoints.sinks.sql.ledger import COMMITS, TRANSACTIONS, SqlClaim, SqlLedger
 from dagster_checkpoints.sinks.sql.rows import read_batches
-from dagster_checkpoints.sinks.sql.table import SqlTable
+from dagster_checkpoints.sinks.sql.table import SinkTable
 from dagster_checkpoints.sinks.target import AtomicTarget, Batch, Guard, Sealed
 from dagster_checkpoints.sinks.transaction_copies import TransactionCopies
 from dagster_checkpoints.sinks.unwritable import try_directory
@@ -66,11 +66,11 @@ class SqlTarget(AtomicTarget):
         self._checkpoint_column = checkpoint_column
         self._sink = sink
         self._ledger = SqlLedger(table, schema, sink)
-        self._table = SqlTable(table, schema, address.kind, key, checkpoint_column, sink)
+        self._table = SinkTable(table, schema, address.kind, key, checkpoint_column, sink)
         self._copies = TransactionCopies()
         self._columns: tuple[SinkColumn, ...] = ()
         self._limits: Mapping[str, ColumnLimits] = {}
-        self._open: dict[str, _OpenTransaction] = {}
+        self._open: dict[str, _StagedBatches] = {}
         self._claim: SqlClaim | None = None
         self._index = 0
 
@@ -161,7 +161,7 @@ class SqlTarget(AtomicTarget):
     # Staged rows
 
     def stage(self, name: str, batch: Batch) -> None:
-        one = self._open.setdefault(name, _OpenTransaction())
+        one = self._open.setdefault(name, _StagedBatches())
         if batch.files:
             self._prepare(batch.frame, batch.files[0])
         rows, former = sum(map(parquet_rows, batch.files)), one.batches.get(batch.id, range(0))
@@ -187,7 +187,7 @@ class SqlTarget(AtomicTarget):
         self._copies.keep(name, batch.id, batch.files)
 
     def seal(self, name: str) -> Sealed | None:
-        rows = sum(map(len, self._open.pop(name, _OpenTransaction()).batches.values()))
+        rows = sum(map(len, self._open.pop(name, _StagedBatches()).batches.values()))
         return Sealed(rows) if rows else None
 
     def staged(self) -> list[str]:
@@ -333,7 +333,7 @@ class SqlTarget(AtomicTarget):
         )
 
 
-class _OpenTransaction:
+class _StagedBatches:
     """The numbers of the rows of each batch, and the number of the next row."""
 
     def __init__(self) -> None:
