@@ -1,8 +1,9 @@
 """Sinks whose rows become visible exactly once.
 
-:mod:`base` is the contract; :mod:`files` and :mod:`parquet` write files, :mod:`delta` a Delta Lake table, :mod:`iceberg` an
-Apache Iceberg table, :mod:`sql` a table of a database, :mod:`kafka` a topic. :mod:`lake` is
-what sinks of lake tables have in common. A sink is imported when it is first used, with the libraries that it needs.
+:mod:`base` is the contract. :mod:`engine` is the life of a sink's instance, :mod:`ledger` what it records, :mod:`target` what a
+destination does, :mod:`target_sink` the sink that joins them. :mod:`files` and :mod:`parquet` write files, :mod:`delta` a Delta
+Lake table, :mod:`iceberg` an Apache Iceberg table, :mod:`sql` a table of a database, :mod:`kafka` a topic. :mod:`lake` is what
+sinks of lake tables have in common. A sink is imported when it is first used, with the libraries that it needs.
 """
 
 from importlib import import_module

@@ -20,6 +20,8 @@ from dagster_checkpoints.sinks.transactions import stages_for_newer_owner
 from dagster_checkpoints.systems.errors import UnreadableSinkTransaction
 
 _AFTER_ALL = 2**62
+_LEDGER_VERSION = 1
+_TEXT_VERSION = 2
 _NAME = re.compile(r"e(\d+)(?:\.(\w+))?-(.+)-(\d{6,})")
 
 
@@ -184,7 +186,7 @@ class Ledger(msgspec.Struct, frozen=True):
     owner: SinkOwner = SinkOwner()
     jobs: dict[str, JobLedger] = {}
     unfinished: Unfinished | None = None
-    version: int = 1
+    version: int = _LEDGER_VERSION
 
     def job(self, job: str) -> JobLedger:
         return self.jobs.get(job) or JobLedger()
@@ -222,12 +224,20 @@ class StagedText(msgspec.Struct, frozen=True):
     sink: str
     place: str
     staged: Staged
-    version: int = 2
+    version: int = _TEXT_VERSION
 
 
 # Created at import: two threads that decode a type for the first time at the same moment crash msgspec.
 _TEXTS = msgspec.json.Decoder(StagedText)
-LEDGERS = msgspec.json.Decoder(Ledger)
+_LEDGERS = msgspec.json.Decoder(Ledger)
+
+
+def decode_ledger(data: bytes | str) -> Ledger:
+    """A ledger from JSON. Raises msgspec.DecodeError, for one that a later release has written, too."""
+    found = _LEDGERS.decode(data)
+    if found.version != _LEDGER_VERSION:
+        raise msgspec.ValidationError(f"expected version {_LEDGER_VERSION}, found {found.version}, of a later release")
+    return found
 
 
 def encode_text(kind: str, place: str, staged: Staged) -> str:
@@ -260,7 +270,7 @@ def _decoded(text: str, kind: str, place: str, index: int, sink: str) -> Staged:
             "sink, or did an earlier release of dagster-checkpoints run, when the checkpoint was taken? Restore with that, or "
             "start the job without restoring"
         ) from error
-    if decoded.sink != kind or decoded.version != StagedText.__struct_defaults__[0]:
+    if decoded.sink != kind or decoded.version != _TEXT_VERSION:
         raise UnreadableSinkTransaction(
             f"{sink}: expected the text of one of its transactions, found {text!r}: it is of the kind {decoded.sink!r}, version "
             f"{decoded.version}. Did the stage have another kind of sink when the checkpoint was taken? Restore with that kind "

@@ -11,7 +11,6 @@ import pytest
 from dagster_checkpoints.sinks.branches import Branch, Branches
 from dagster_checkpoints.sinks.engine import LedgerChanged, Op, SinkLife, SinkScope, Steps, drive
 from dagster_checkpoints.sinks.ledger import (
-    LEDGERS,
     Commit,
     JobLedger,
     Ledger,
@@ -20,6 +19,7 @@ from dagster_checkpoints.sinks.ledger import (
     Staged,
     StagedName,
     Unfinished,
+    decode_ledger,
     decode_texts,
     encode_text,
     parse_name,
@@ -261,7 +261,9 @@ def test_owners_of_two_histories_cannot_be_compared() -> None:
 def test_a_ledger_is_read_as_it_was_written() -> None:
     job = JobLedger(Branches((Branch(3, 6),)), {0: 5, 6: 8}, (8, "n"), ((0, 1), (6, 6)), 7, (2,))
     ledger = Ledger(SinkOwner(3, "h1"), {"1": job}, Unfinished("1", Moves((T1,), (T1.commit,), (T1.commit,)), job))
-    assert LEDGERS.decode(msgspec.json.encode(ledger)) == ledger
+    assert decode_ledger(msgspec.json.encode(ledger)) == ledger
+    with pytest.raises(msgspec.DecodeError, match="expected version 1, found 2, of a later release"):
+        decode_ledger(msgspec.json.encode(msgspec.structs.replace(ledger, version=2)))
 
 
 def test_commits_are_ordered_as_they_were_made_on_all_branches() -> None:

@@ -44,7 +44,7 @@ from dagster_checkpoints.sinks.files.open_transaction import EncodedTransaction,
 from dagster_checkpoints.sinks.files.part_files import FileLayout
 from dagster_checkpoints.sinks.files.records import PARTS, FileManifest, ManifestFile, StagedParts
 from dagster_checkpoints.sinks.files.target_files import TargetFiles
-from dagster_checkpoints.sinks.ledger import LEDGERS, Commit, Ledger, Moves, Staged
+from dagster_checkpoints.sinks.ledger import Commit, Ledger, Moves, Staged, decode_ledger
 from dagster_checkpoints.sinks.parquet_files import arrow_schema, spark_schema
 from dagster_checkpoints.sinks.stage_mark import StageMark, encoded, read_mark
 from dagster_checkpoints.sinks.target import Batch, Guard, Sealed, SteppedTarget
@@ -147,7 +147,7 @@ class FileTarget(SteppedTarget):
     def read_ledger(self) -> Ledger:
         data = self._ledger.read()
         try:
-            return Ledger() if data is None else LEDGERS.decode(data)
+            return Ledger() if data is None else decode_ledger(data)
         except msgspec.DecodeError as error:
             raise SinkPathInUse(
                 f"{self._sink}: expected {self._ledger.place} to say what instance {self._scope.index} has committed, found a "

@@ -29,7 +29,7 @@ import msgspec
 
 from dagster_checkpoints.files.durable import place, sizes, sync
 from dagster_checkpoints.sinks.engine import LedgerChanged, SinkScope
-from dagster_checkpoints.sinks.ledger import LEDGERS, Commit, Ledger, Moves, Staged
+from dagster_checkpoints.sinks.ledger import Commit, Ledger, Moves, Staged, decode_ledger
 from dagster_checkpoints.sinks.parquet_files import parquet_rows
 from dagster_checkpoints.sinks.stage_mark import StageMark, encoded, read_mark
 from dagster_checkpoints.sinks.target import Batch, Guard, Sealed, SteppedTarget
@@ -139,7 +139,7 @@ class ParquetTarget(SteppedTarget):
     def read_ledger(self) -> Ledger:
         self._known = data = self._stored()
         try:
-            return Ledger() if data is None else LEDGERS.decode(data)
+            return Ledger() if data is None else decode_ledger(data)
         except msgspec.DecodeError as error:
             raise SinkPathInUse(
                 f"expected {self._ledger} to say what instance {self._scope.index} has committed, found a file that cannot be "

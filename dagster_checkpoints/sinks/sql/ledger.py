@@ -36,7 +36,7 @@ from sqlalchemy import (
 )
 
 from dagster_checkpoints.sinks.engine import SinkScope
-from dagster_checkpoints.sinks.ledger import LEDGERS, Commit, Ledger, Staged
+from dagster_checkpoints.sinks.ledger import Commit, Ledger, Staged, decode_ledger
 from dagster_checkpoints.systems.errors import SinkPathInUse
 
 TARGETS = "_dagster_checkpoints_targets"
@@ -212,7 +212,7 @@ class SqlLedger:
 
     def _decoded(self, value: str, index: int) -> Ledger:
         try:
-            return LEDGERS.decode(value)
+            return decode_ledger(value)
         except msgspec.DecodeError as error:
             raise SinkPathInUse(
                 f"{self._sink}: expected {LEDGERS_TABLE} to say what instance {index} has committed, found a row that cannot be "
