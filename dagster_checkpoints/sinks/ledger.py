@@ -232,6 +232,11 @@ _TEXTS = msgspec.json.Decoder(StagedText)
 _LEDGERS = msgspec.json.Decoder(Ledger)
 
 
+def encode_ledger(ledger: Ledger) -> bytes:
+    """A ledger as JSON."""
+    return msgspec.json.encode(ledger)
+
+
 def decode_ledger(data: bytes | str) -> Ledger:
     """A ledger from JSON. Raises msgspec.DecodeError, for one that a later release has written, too."""
     found = _LEDGERS.decode(data)

@@ -70,7 +70,7 @@ class TargetSink(TwoPhaseCommitSink):
         return not self.replaces_by_key
 
     @abstractmethod
-    def _new_target(self) -> SinkTarget:
+    def new_target(self) -> SinkTarget:
         """The target, which is not open."""
 
     def check_new_start(self, context: SinkContext) -> None:
@@ -84,7 +84,7 @@ class TargetSink(TwoPhaseCommitSink):
         """
         scope = scope_of(context)
         where = f"{self}: stage {context.stage!r} of pipeline {context.pipeline!r}"
-        with closing(self._new_target()) as target:
+        with closing(self.new_target()) as target:
             jobs = sorted(target.jobs(scope))
             if scope.job in jobs:
                 raise SinkPathInUse(
@@ -120,7 +120,7 @@ class TargetSink(TwoPhaseCommitSink):
             SinkUnavailable: the target does not answer.
         """
         self.close()
-        target, scope = self._new_target(), scope_of(context)
+        target, scope = self.new_target(), scope_of(context)
         life = SinkLife(scope, str(self), stepped=isinstance(target, SteppedTarget), by_key=self.replaces_by_key)
         try:
             target.open(scope, life.check_owner)

@@ -13,7 +13,7 @@ import pytest
 from dagster_checkpoints.testing import SinkConformance
 
 PAGE = (Path(__file__).parents[2] / "docs/sinks/own.md").read_text(encoding="utf-8")
-SINK, TEST = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+TARGET, TARGET_TEST, SINK, TEST = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 BROKEN = {
     "rows are visible when they are written": (
         'self.staged / f"{self.context.epoch}-{self.context.attempt}-{checkpoint_id}"',
@@ -40,11 +40,20 @@ BROKEN = {
 }
 
 
-def suite_of(folder: Path, sink: str, monkeypatch: pytest.MonkeyPatch) -> SinkConformance:
+BROKEN_TARGET = {
+    "rows that are taken back stay visible": ('database.execute(f"DELETE FROM {source} WHERE {OF}", which)', "pass"),
+    "a commit is not recorded": ("encode_ledger(change.ledger)))", "encode_ledger(self.ledger(database))))"),
+    "a savepoint's rows are not put back": ('files["entries"].read_text()', '""'),
+    "a batch that is written again is written twice": ("name = ? AND batch = ?", "name = ? AND batch = -1 - ?"),
+}
+
+
+def suite_of(folder: Path, sink: str, monkeypatch: pytest.MonkeyPatch, test: str = TEST) -> SinkConformance:
     """The page's test class, for this source text of its sink."""
     monkeypatch.syspath_prepend(str(folder))
     modules = {}
-    for name, text in (("json_lines_sink", sink), ("test_json_lines_sink", TEST)):
+    kind = "json_lines_sink" if test == TEST else "entries_sink"
+    for name, text in ((kind, sink), (f"test_{kind}", test)):
         file = folder / f"{name}.py"
         file.write_text(text)
         spec = importlib.util.spec_from_file_location(name, file)
@@ -52,11 +61,11 @@ def suite_of(folder: Path, sink: str, monkeypatch: pytest.MonkeyPatch) -> SinkCo
         modules[name] = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, name, modules[name])
         spec.loader.exec_module(modules[name])
-    return suite_in(modules["test_json_lines_sink"])
+    return suite_in(modules[f"test_{kind}"])
 
 
 def suite_in(module: ModuleType) -> SinkConformance:
-    suite = module.TestJsonLinesSink()
+    suite = module.TestJsonLinesSink() if hasattr(module, "TestJsonLinesSink") else module.TestEntriesSink()
     assert isinstance(suite, SinkConformance)
     return suite
 
@@ -72,8 +81,9 @@ def first_failure(suite: SinkConformance, folder: Path) -> str | None:
     return None
 
 
-def test_the_sink_of_the_page_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    suite = suite_of(tmp_path, SINK, monkeypatch)
+@pytest.mark.parametrize(("sink", "test"), [(SINK, TEST), (TARGET, TARGET_TEST)], ids=["the whole contract", "a target"])
+def test_the_sink_of_the_page_passes(sink: str, test: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = suite_of(tmp_path, sink, monkeypatch, test)
     for name in [name for name in dir(suite) if name.startswith("test_")]:
         (tmp_path / name).mkdir()
         getattr(suite, name)(tmp_path / name)
@@ -84,3 +94,10 @@ def test_the_suite_finds_a_broken_sink(broken: str, tmp_path: Path, monkeypatch:
     old, new = BROKEN[broken]
     assert SINK.count(old) == 1
     assert first_failure(suite_of(tmp_path, SINK.replace(old, new), monkeypatch), tmp_path) is not None
+
+
+@pytest.mark.parametrize("broken", BROKEN_TARGET)
+def test_the_suite_finds_a_broken_target(broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = BROKEN_TARGET[broken]
+    assert TARGET.count(old) == 1
+    assert first_failure(suite_of(tmp_path, TARGET.replace(old, new), monkeypatch, TARGET_TEST), tmp_path) is not None

@@ -120,7 +120,7 @@ class FileSink(TargetSink):
             try_directory(path, f"Stage {context.stage!r} of pipeline {context.pipeline!r}: {self}")
         super().check_new_start(context)
         if self.at_new_start != "replace":
-            with closing(self._new_target()) as target:
+            with closing(self.new_target()) as target:
                 target.check_layout()
 
     def check_target(self, context: SinkContext, rows: Path) -> None:
@@ -138,7 +138,7 @@ class FileSink(TargetSink):
         if path is not None:
             try_directory(path, str(self))
         files, scope = self._files(), scope_of(context)
-        with closing(self._new_target()) as target:
+        with closing(self.new_target()) as target:
             target.check_stage(scope)
             own = target.columns_of(rows, scope.job)
         if self.at_new_start != "replace":
@@ -162,7 +162,7 @@ class FileSink(TargetSink):
             )
         super().open(context)
 
-    def _new_target(self) -> FileTarget:
+    def new_target(self) -> FileTarget:
         from dagster_checkpoints.sinks.files.part_files import FileLayout
         from dagster_checkpoints.sinks.files.target import FileTarget
 

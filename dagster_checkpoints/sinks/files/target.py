@@ -44,7 +44,7 @@ from dagster_checkpoints.sinks.files.open_transaction import EncodedTransaction,
 from dagster_checkpoints.sinks.files.part_files import FileLayout
 from dagster_checkpoints.sinks.files.records import PARTS, FileManifest, ManifestFile, StagedParts
 from dagster_checkpoints.sinks.files.target_files import TargetFiles
-from dagster_checkpoints.sinks.ledger import Commit, Ledger, Moves, Staged, decode_ledger
+from dagster_checkpoints.sinks.ledger import Commit, Ledger, Moves, Staged, decode_ledger, encode_ledger
 from dagster_checkpoints.sinks.parquet_files import arrow_schema, spark_schema
 from dagster_checkpoints.sinks.stage_mark import StageMark, encoded, read_mark
 from dagster_checkpoints.sinks.target import Batch, Guard, Sealed, SteppedTarget
@@ -155,7 +155,7 @@ class FileTarget(SteppedTarget):
             ) from error
 
     def put_ledger(self, ledger: Ledger) -> None:
-        self._ledger.replace(msgspec.json.encode(ledger))
+        self._ledger.replace(encode_ledger(ledger))
 
     def committed(self, job: str) -> list[Commit]:
         return [name.commit for name in self._records(job)]

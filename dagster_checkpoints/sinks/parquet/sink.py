@@ -101,7 +101,7 @@ class ParquetSink(TargetSink):
         import pyarrow.parquet as pq
 
         try_directory(self.path, str(self))
-        with closing(self._new_target()) as target:
+        with closing(self.new_target()) as target:
             target.check_stage(scope_of(context))
             target.check_columns(pq.read_schema(rows).names, f"stage {context.stage!r}")
 
@@ -117,7 +117,7 @@ class ParquetSink(TargetSink):
                 raise InvalidSinkPath(f"{self}: expected a {what} that can name a directory, found {name!r}")
         super().open(context)
 
-    def _new_target(self) -> ParquetTarget:
+    def new_target(self) -> ParquetTarget:
         from dagster_checkpoints.sinks.parquet.target import ParquetTarget
 
         return ParquetTarget(self.path, str(self))

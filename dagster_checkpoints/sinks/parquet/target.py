@@ -29,7 +29,7 @@ import msgspec
 
 from dagster_checkpoints.files.durable import place, sizes, sync
 from dagster_checkpoints.sinks.engine import LedgerChanged, SinkScope
-from dagster_checkpoints.sinks.ledger import Commit, Ledger, Moves, Staged, decode_ledger
+from dagster_checkpoints.sinks.ledger import Commit, Ledger, Moves, Staged, decode_ledger, encode_ledger
 from dagster_checkpoints.sinks.parquet_files import parquet_rows
 from dagster_checkpoints.sinks.stage_mark import StageMark, encoded, read_mark
 from dagster_checkpoints.sinks.target import Batch, Guard, Sealed, SteppedTarget
@@ -150,7 +150,7 @@ class ParquetTarget(SteppedTarget):
         # No file system compares and sets: a newer owner between the two lines is found by its next change.
         if self._stored() != self._known:
             raise LedgerChanged
-        data = msgspec.json.format(msgspec.json.encode(ledger), indent=2) + b"\n"
+        data = msgspec.json.format(encode_ledger(ledger), indent=2) + b"\n"
         self._ledger.parent.mkdir(exist_ok=True)
         temporary = self._ledger.with_name(f"{self._ledger.name}-{uuid4().hex}")
         temporary.write_bytes(data)

@@ -36,7 +36,7 @@ from sqlalchemy import (
 )
 
 from dagster_checkpoints.sinks.engine import SinkScope
-from dagster_checkpoints.sinks.ledger import Commit, Ledger, Staged, decode_ledger
+from dagster_checkpoints.sinks.ledger import Commit, Ledger, Staged, decode_ledger, encode_ledger
 from dagster_checkpoints.systems.errors import SinkPathInUse
 
 TARGETS = "_dagster_checkpoints_targets"
@@ -293,4 +293,4 @@ class SqlLedger:
 
 
 def _encoded(ledger: Ledger) -> str:
-    return msgspec.json.encode(ledger).decode()
+    return encode_ledger(ledger).decode()

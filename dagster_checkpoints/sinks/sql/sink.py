@@ -125,10 +125,10 @@ class SqlSink(TargetSink):
             InvalidSinkDatabase, InvalidSinkPath: there is no access to the database, or its file cannot be written.
             SinkUnavailable: the database does not answer.
         """
-        with closing(self._new_target(retry_for=0.0)) as target:
+        with closing(self.new_target(retry_for=0.0)) as target:
             target.check_columns(scope_of(context), rows)
 
-    def _new_target(self, retry_for: float | None = None) -> SqlTarget:
+    def new_target(self, retry_for: float | None = None) -> SqlTarget:
         address = sql_address(self._url)
         from dagster_checkpoints.sinks.sql.target import SqlTarget  # needs SQLAlchemy
 
