@@ -47,6 +47,8 @@ class TargetSink(TwoPhaseCommitSink):
     """The kind of the sink in the text of a transaction."""
     noun: ClassVar[str]
     """What it writes to, in errors: ``table``."""
+    replaces_jobs: ClassVar[bool] = True
+    """Whether a new start can remove the rows of earlier jobs."""
 
     def __init__(self, at_new_start: AtNewStart) -> None:
         if at_new_start not in get_args(AtNewStart):
@@ -94,14 +96,15 @@ class TargetSink(TwoPhaseCommitSink):
                 )
             if jobs and self.at_new_start == "refuse":
                 shown = ", ".join(job.removesuffix(f".{context.history}") for job in jobs)
+                choices = "'keep' or 'replace'" if self.replaces_jobs else "'keep'"
+                replace = "'replace' removes them when the new job begins. " if self.replaces_jobs else ""
                 raise SinkHoldsEarlierRows(
                     f"{where}: this run is a new start, and expected no rows of an earlier job in the {self.noun}, found rows "
                     f"that job {shown} has committed. Nothing was started. {type(self).__name__}(at_new_start=...) "
                     "says what a new start does with them: 'refuse' (the default) stops the run; 'keep' leaves them and adds "
-                    "the new job's rows, so input that both jobs read gives its rows twice, unless rows replace others by key; "
-                    "'replace' removes them when the new job begins. Choose 'keep' or 'replace', or another "
-                    f"{self.noun}; or continue the earlier job from one of its savepoints or checkpoints (restore_from), which "
-                    "is not a new start"
+                    "the new job's rows, so input that both jobs read gives its rows twice, unless rows replace others by key. "
+                    f"{replace}Choose {choices}, or another {self.noun}; or continue the "
+                    "earlier job from one of its savepoints or checkpoints (restore_from), which is not a new start"
                 )
             foreign = () if self.at_new_start == "keep" else target.foreign()
             if foreign:

@@ -1,6 +1,6 @@
 """A sink for Kafka topics: rows are staged as messages in files, and sent in one Kafka transaction after the checkpoint.
 
-Read :mod:`sink` first, then :mod:`transactions` (one Kafka transaction for messages and ledger), :mod:`ledger` (what it records),
+Read :mod:`target` first, then :mod:`transactions` (one Kafka transaction for messages and ledger), :mod:`ledger` (its values),
 :mod:`ledger_topic`, :mod:`staging` and :mod:`messages` (rows as messages). :mod:`cluster` holds the clients and their errors.
 """
 

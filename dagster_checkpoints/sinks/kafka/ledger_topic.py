@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 
 from dagster_checkpoints.sinks.kafka.cluster import KafkaCluster
-from dagster_checkpoints.sinks.kafka.ledger import KafkaLedger
+from dagster_checkpoints.sinks.kafka.ledger import LedgerValues
 from dagster_checkpoints.sinks.kafka.topics import KafkaTopic, KafkaTopics
 from dagster_checkpoints.systems.errors import InvalidSinkTopic, SinkUnavailable
 
@@ -72,7 +72,7 @@ class LedgerTopic:
                 "create it"
             )
 
-    def read_committed(self) -> KafkaLedger:
+    def read_committed(self) -> LedgerValues:
         """The newest committed value of every key, in front of the oldest open transaction: does not wait for its end.
 
         Raises:
@@ -80,7 +80,7 @@ class LedgerTopic:
         """
         return self._read(committed=True)
 
-    def read(self) -> KafkaLedger:
+    def read(self) -> LedgerValues:
         """The newest committed value of every key, of all transactions that began before the call.
 
         Raises:
@@ -89,7 +89,7 @@ class LedgerTopic:
         """
         return self._read(committed=False)
 
-    def _read(self, committed: bool) -> KafkaLedger:
+    def _read(self, committed: bool) -> LedgerValues:
         from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
         doing = f"reading the ledger topic {self.name!r}"
@@ -116,7 +116,7 @@ class LedgerTopic:
                 elif error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
                 elif (readable := message.offset() or 0) >= end:
-                    return KafkaLedger(values)
+                    return LedgerValues(values)
                 else:
                     until = min(until, time.monotonic() + _PATIENCE)
         except KafkaException as error:

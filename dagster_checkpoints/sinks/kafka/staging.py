@@ -2,7 +2,7 @@
 
 ::
 
-    <staging>/<pipeline>/<stage>-<index>/job1-e7.h1-<attempt>-<token>/batch-000000012.arrow   the messages of a batch
+    <staging>/<pipeline>/<stage>-<index>/e7.h1-<attempt>-000003/batch-000000012.arrow   the messages of a batch
 
 A crash of the run leaves them; the next run sends or deletes them.
 
@@ -12,15 +12,13 @@ Must not know Kafka, nor which transaction is current.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from uuid import uuid4
 
 import pyarrow as pa
 
 from dagster_checkpoints.files.durable import make_directory, place, sizes, sync
-from dagster_checkpoints.sinks.base import SinkContext
-from dagster_checkpoints.sinks.lake.names import attempt_name, is_newer_owners
+from dagster_checkpoints.sinks.engine import SinkScope
 from dagster_checkpoints.systems.errors import SinkTransactionLost, few
 
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -31,19 +29,18 @@ class StagedMessages:
 
     Args:
         root: the staging directory of the sink.
-        context: the instance.
+        scope: the instance.
         sink: the sink as errors name it.
     """
 
-    def __init__(self, root: Path, context: SinkContext, sink: str) -> None:
+    def __init__(self, root: Path, scope: SinkScope, sink: str) -> None:
         self._root = root
-        self._area = root / context.pipeline / f"{context.stage}-{context.index}"
-        self._context = context
+        self._area = root / scope.pipeline / f"{scope.stage}-{scope.index}"
         self._sink = sink
 
-    def new_name(self) -> str:
-        """The name of a new transaction's directory."""
-        return f"{attempt_name(self._context)}-{uuid4().hex[:12]}"
+    def names(self) -> list[str]:
+        """The names of all transactions."""
+        return sorted(folder.name for folder in self._area.iterdir()) if self._area.is_dir() else []
 
     def write(self, name: str, batch_id: int, schema: pa.Schema, messages: Iterator[pa.RecordBatch]) -> int:
         """Write the messages of a batch; they replace those that the batch had before. Returns their number."""
@@ -94,7 +91,8 @@ class StagedMessages:
         if folder.is_dir() and sizes(folder) == dict(expected):
             return
         make_directory(self._area, self._root)
-        complete = self._area / f"{self.new_name()}-restoring"
+        complete = self._area / f"{name}.restoring"
+        shutil.rmtree(complete, ignore_errors=True)
         complete.mkdir()
         for file, source in files.items():
             place(source, complete / file)
@@ -105,12 +103,6 @@ class StagedMessages:
 
     def delete(self, name: str) -> None:
         shutil.rmtree(self._area / name, ignore_errors=True)
-
-    def delete_all(self, keep: Callable[[str], bool]) -> None:
-        """Delete every transaction except those that `keep` names, and those of newer owners."""
-        for folder in list(self._area.iterdir()) if self._area.is_dir() else ():
-            if not keep(folder.name) and not is_newer_owners(folder.name, self._context):
-                shutil.rmtree(folder, ignore_errors=True)
 
     def _batch(self, name: str, batch_id: int) -> Path:
         return self._area / name / f"batch-{batch_id:09d}.arrow"

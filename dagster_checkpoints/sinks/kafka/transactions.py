@@ -5,7 +5,7 @@
     take_over()     refuse an older owner; a producer with the instance's transactional id: the broker ends or undoes what an
                     earlier producer of that id has begun, and refuses that producer from now on; end likewise what other
                     instances' producers have left open, if it hides a part of the ledger, or if there is no such instance any
-                    more; read the ledger; record owner
+                    more; read the ledger
     perform()       read from the ledger whether anything is left to do; begin; send; record; commit
 
 Whatever fails, the producer is thrown away, and :meth:`perform` begins again with :meth:`take_over`, which settles a
@@ -25,14 +25,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from dagster_checkpoints.sinks.base import SinkContext
+from dagster_checkpoints.sinks.engine import Plan, SinkScope
 from dagster_checkpoints.sinks.kafka.cluster import KafkaCluster
-from dagster_checkpoints.sinks.kafka.ledger import KafkaJobLedger, KafkaLedger, KafkaOwner, job_key, owner_key
+from dagster_checkpoints.sinks.kafka.ledger import LedgerValues, ledger_key
 from dagster_checkpoints.sinks.kafka.ledger_topic import LedgerBlocked, LedgerTopic
 from dagster_checkpoints.sinks.kafka.topics import KafkaTopic
-from dagster_checkpoints.systems.errors import SinkError, SinkFenced, SinkTargetChanged, SinkTransactionLost, SinkUnavailable
+from dagster_checkpoints.sinks.ledger import Change, Ledger, encode_ledger
+from dagster_checkpoints.sinks.target import Guard
+from dagster_checkpoints.systems.errors import SinkError, SinkFenced, SinkTransactionLost, SinkUnavailable
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 _PAUSE = 0.5
 _ABORT_SECONDS = 5.0
 
-Send = Callable[["Outbox"], None]
-"""Sends a transaction's messages; called again for another attempt."""
+Send = Callable[[Change, "Outbox"], None]
+"""Sends the messages of a change; called again for another attempt."""
 
 
 class Outbox:
@@ -103,7 +103,8 @@ class KafkaTransactions:
         cluster: the cluster.
         target: the topic that messages are sent to.
         ledger_topic: its ledger topic, which exists.
-        context: the instance.
+        scope: the instance.
+        guard: refuses a ledger that names a newer owner.
         retry_for: how long a transaction is repeated while brokers are away, in seconds.
         sink: the sink as errors name it.
     """
@@ -113,38 +114,26 @@ class KafkaTransactions:
         cluster: KafkaCluster,
         target: KafkaTopic,
         ledger_topic: LedgerTopic,
-        context: SinkContext,
+        scope: SinkScope,
+        guard: Guard,
         retry_for: float,
         sink: str,
     ) -> None:
         self._cluster = cluster
         self._target = target
         self._ledger_topic = ledger_topic
-        self._context = context
+        self._scope = scope
+        self._guard = guard
         self._retry_for = retry_for
         self._sink = sink
         self._producer: Producer | None = None
         self._failures: list[KafkaError] = []
-        self._ledger = KafkaLedger()
+        self.values = LedgerValues()
 
-    def job(self, job: str) -> KafkaJobLedger:
-        """What the instance has committed in a job that has begun.
-
-        Raises:
-            SinkTargetChanged: the ledger does not know the job.
-        """
-        found = self._ledger.job(self._context, job)
-        if found is None:
-            raise SinkTargetChanged(
-                f"{self._sink}: expected to find in the topic {self._ledger_topic.name!r} what instance {self._context.index} "
-                f"has committed in job {job}, found nothing: the topic was deleted, or the job wrote to another cluster. What is "
-                "committed is not known, and rows might be sent twice. Restore the topic, or begin a new job"
-            )
-        return found
-
-    def begin_job(self, job: str) -> None:
-        """Record that a job has begun, unless it has."""
-        self.perform(job, lambda found: KafkaJobLedger() if found is None else None)
+    @property
+    def ledger(self) -> Ledger:
+        """The instance's ledger, as it was read or written last."""
+        return self.values.ledger(self._scope) or Ledger()
 
     def take_over(self) -> None:
         """Become the instance's newest owner.
@@ -155,13 +144,15 @@ class KafkaTransactions:
         """
         self._retried(lambda: None, "taking over the topic")
 
-    def perform(self, job: str, plan: Callable[[KafkaJobLedger | None], KafkaJobLedger | None], send: Send | None = None) -> None:
-        """Change what the instance has committed in a job, and send messages, in one Kafka transaction.
+    def perform(self, plan: Plan, send: Send) -> Change | None:
+        """Change the instance's ledger, and send messages, in one Kafka transaction.
 
         Args:
-            job: the job.
-            plan: from what the ledger holds, what it holds afterwards; None if nothing is to be done.
-            send: sends the messages.
+            plan: the change, planned from the newest ledger.
+            send: sends the messages of the change.
+
+        Returns:
+            The change; None if nothing was to be done.
 
         Raises:
             SinkFenced: a newer run writes to the topic.
@@ -169,13 +160,17 @@ class KafkaTransactions:
             SinkTargetChanged: the topic does not exist any more.
             SinkUnavailable: the cluster does not answer.
         """
+        done: Change | None = None
 
         def change() -> None:
-            changed = plan(self._ledger.job(self._context, job))
-            if changed is not None:
-                self._transact(job_key(self._context, job), msgspec.json.encode(changed), send)
+            nonlocal done
+            planned = plan(self.ledger)
+            if planned is not None:
+                done = planned
+                self._transact(planned, send)
 
         self._retried(change, "committing a transaction")
+        return done
 
     def close(self) -> None:
         """Release the producer. Idempotent."""
@@ -215,22 +210,19 @@ class KafkaTransactions:
         except (KafkaException, TimeoutError, SystemError) as error:
             failed = self._cluster.failed(self._failures[0] if self._failures else error, doing)
             self.close()
-            if not self._context.epoch and "_FENCED" in str(error):
+            if not self._scope.owner.epoch and "_FENCED" in str(error):
                 return SinkFenced(f"{self._sink}: expected no other run to write to this topic, found one: {failed}")
             return failed
 
     def _take_over(self) -> None:
         self._accept(self._ledger_topic.read_committed())  # its own earlier transaction may be open
         self._failures = []
-        self._producer = self._new_producer(self._context.index)
-        if self._context.index == 0:
-            self._end_transactions(lambda index: index >= self._context.parallelism)
-        owner = self._accept(self._settled_ledger())
-        mine = KafkaOwner(self._context.epoch, self._context.history)
-        if owner != mine:
-            self._transact(owner_key(self._context), msgspec.json.encode(mine), None)
+        self._producer = self._new_producer(self._scope.index)
+        if self._scope.index == 0:
+            self._end_transactions(lambda index: index >= self._scope.parallelism)
+        self._accept(self._settled_ledger())
 
-    def _settled_ledger(self) -> KafkaLedger:
+    def _settled_ledger(self) -> LedgerValues:
         """The ledger as all transactions have left it that began before the call.
 
         A run that was killed may have left a transaction of any of the stage's instances open, and whatever is behind it cannot
@@ -240,47 +232,40 @@ class KafkaTransactions:
         try:
             return self._ledger_topic.read()
         except LedgerBlocked:
-            if not self._context.epoch:  # an instance that runs would stop
+            if not self._scope.owner.epoch:  # an instance that runs would stop
                 raise
             self._end_transactions(lambda _index: True)
             return self._ledger_topic.read()
 
     def _end_transactions(self, of: Callable[[int], bool]) -> None:
         """End open transactions of other instances of the stage, which earlier runs may have left."""
-        indices = {*range(self._context.parallelism), *self._ledger.instances_of_stage(self._context)} - {self._context.index}
+        indices = {*range(self._scope.parallelism), *self.values.of_stage(self._scope)} - {self._scope.index}
         for index in filter(of, sorted(indices)):
             self._new_producer(index)
 
     def _new_producer(self, index: int) -> Producer:
         """A producer with an instance's transactional id: the broker ends what an earlier one of that id has begun."""
-        context = self._context
-        name = f"dagster-checkpoints/{context.pipeline}/{context.stage}/{index}/{self._target.name}"
+        scope = self._scope
+        name = f"dagster-checkpoints/{scope.pipeline}/{scope.stage}/{index}/{self._target.name}"
         producer = self._cluster.producer(name, self._target.message_bytes, self._delivered)
         producer.init_transactions(self._cluster.request_seconds)
         return producer
 
-    def _accept(self, ledger: KafkaLedger) -> KafkaOwner | None:
-        """Keep what the ledger holds; refuses an older owner."""
-        self._ledger = ledger
-        owner = ledger.owner(self._context)
-        if owner is not None and owner.is_newer_than(self._context):
-            raise SinkFenced(
-                f"{self._sink}: expected no newer run than this one (epoch {self._context.epoch}) to write to this topic, found "
-                f"in {self._ledger_topic.name!r} that a run of epoch {owner.epoch} does: that run has taken the pipeline over "
-                "while this run was suspended or cut off. This run stops and changes nothing"
-            )
-        return owner
+    def _accept(self, values: LedgerValues) -> None:
+        """Keep what the ledger topic holds; refuses an older owner."""
+        self.values = values
+        self._guard(self.ledger)
 
-    def _transact(self, key: bytes, value: bytes, send: Send | None) -> None:
+    def _transact(self, change: Change, send: Send) -> None:
         assert self._producer is not None
         producer = self._producer
         outbox = Outbox(producer, self._target.name, self._failures, self._retry_for)
         producer.begin_transaction()
-        if send is not None:
-            send(outbox)
+        send(change, outbox)
+        key, value = ledger_key(self._scope), encode_ledger(change.ledger)
         outbox.record(self._ledger_topic.name, key, value)
         producer.commit_transaction(max(self._retry_for, self._cluster.request_seconds))
-        self._ledger = KafkaLedger({**self._ledger.values, key: value})
+        self.values = LedgerValues({**self.values.values, key: value})
 
     def _delivered(self, error: KafkaError | None, _message: Message) -> None:
         if error is not None:

@@ -38,9 +38,7 @@ from dagster_checkpoints.sinks import (
     SinkUnavailable,
     UnreadableSinkTransaction,
 )
-from dagster_checkpoints.sinks.branches import Branches
 from dagster_checkpoints.sinks.kafka.cluster import KafkaCluster
-from dagster_checkpoints.sinks.kafka.ledger import KafkaJobLedger
 from dagster_checkpoints.sinks.kafka.messages import MessageFormat
 from dagster_checkpoints.testing.model_job import ModelJob
 
@@ -154,21 +152,6 @@ def test_a_topic_has_one_location_and_options_are_not_shown() -> None:
     assert PASSWORD not in repr(one) and repr(one) == "KafkaSink('t', 'b:9092, a:9092')"
 
 
-# The ledger
-
-
-def test_the_ledger_knows_what_is_committed_on_each_branch() -> None:
-    ledger = KafkaJobLedger().begun(0, 1).committed(0, 3).committed(0, 6)
-    assert [ledger.is_committed(0, n) for n in (2, 6, 7)] == [True, True, False]
-    assert ledger.not_on_the_way(6) == {} and ledger.not_on_the_way(4) == {"0": 6}
-    ledger = ledger.writing_again({"0": 6}).begun(4, 8)
-    assert ledger.branches.branch_of(8) == 8 and not ledger.is_committed(8, 8)
-    ledger = ledger.committed(8, 9)
-    assert ledger.not_on_the_way(9) == {}
-    assert ledger.not_on_the_way(5) == {"8": 9}
-    assert KafkaJobLedger().begun(3, 4).branches == Branches()
-
-
 # On a broker
 
 
@@ -194,7 +177,7 @@ def numbers(kafka: KafkaBroker, topic: str, **settings: Any) -> list[int]:
 
 def impatient(job: ModelJob) -> None:
     """From now on the sink gives up after half a second."""
-    job.sinks[0]._sink._instance._transactions._retry_for = 0.5  # type: ignore[attr-defined]
+    job.sinks[0]._sink._instance.target._transactions._retry_for = 0.5  # type: ignore[attr-defined]
 
 
 def test_messages_have_keys_headers_and_a_place(kafka: KafkaBroker, topic: str, job: Any) -> None:
@@ -277,7 +260,7 @@ def test_a_commit_of_unknown_outcome_is_looked_up(
     taken = running.snapshot(1)
     producer, sends = KafkaCluster.producer, 1 + faults.count("before")
     monkeypatch.setattr(KafkaCluster, "producer", lambda *given: _Interrupted(producer(*given), faults))
-    running.sinks[0]._sink._instance._transactions.close()
+    running.sinks[0]._sink._instance.target._transactions.close()
     running.commit(1)
     assert faults == [] and numbers(kafka, topic) == taken.visible
     seen = kafka.messages(topic, **{"isolation.level": "read_uncommitted"})
@@ -545,7 +528,7 @@ def test_an_older_restore_that_may_write_again_is_remembered(kafka: KafkaBroker,
     older = running.checkpoint(1)
     running.write(2)
     running.checkpoint(2)
-    with pytest.raises(SinkCannotTakeBack, match=r"checkpoint 1, .* checkpoints up to 2.*write_again"):
+    with pytest.raises(SinkCannotTakeBack, match=r"older checkpoint, .* checkpoints up to 2.*write_again"):
         job().start(older, epoch=2)
     again = job(older_restore="write_again")
     again.start(older, epoch=3)
