@@ -143,8 +143,7 @@ class JobLedger(msgspec.Struct, frozen=True):
 
         def stretch(checkpoint: int) -> int:
             branch = self.branches.branch_of(checkpoint)
-            found = (at for at, (of, first) in enumerate(self.stretches) if of == branch and first <= checkpoint)
-            return max(found, default=-1)
+            return max(at for at, (of, first) in enumerate(self.stretches) if of == branch and first <= checkpoint)
 
         return sorted(checkpoints, key=lambda checkpoint: (stretch(checkpoint), checkpoint))
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dagster_checkpoints.sinks.branches import Branch, Branches
+from dagster_checkpoints.sinks.branches import Branch, Branches, check_not_overwritten
 from dagster_checkpoints.sinks.engine import LedgerChanged, Op, SinkLife, SinkScope, Steps, drive
 from dagster_checkpoints.sinks.ledger import (
     Commit,
@@ -163,13 +163,11 @@ def test_rows_taken_back_that_a_savepoint_of_another_job_holds_are_shown_again(s
     assert sorted(system.visible) == [Commit("4.h1", 1, 1), Commit("4.h1", 1, 2)]
 
 
-def test_a_ledger_that_changes_again_and_again_ends_in_an_error_that_another_attempt_repairs() -> None:
-    class Changing(Target):
-        def put_ledger(self, ledger: Ledger) -> None:
-            raise LedgerChanged
+class Changing(Target):
+    """A folder whose ledger is another one whenever it is to be replaced."""
 
-    with pytest.raises(SinkUnavailable, match=r"instance 1 stays as it was read, found it changed by another run 20 times"):
-        drive(life(stepped=True).open(), Changing(SinkSystem(0, stepped=True), 1))
+    def put_ledger(self, ledger: Ledger) -> None:
+        raise LedgerChanged
 
 
 def test_an_error_of_the_target_reaches_the_step_that_has_called_it() -> None:
@@ -201,6 +199,70 @@ def test_the_steps_of_a_commit_in_a_folder_are_recorded_first_and_repeatable() -
     assert system.ledgers[1].unfinished is None
 
 
+def test_only_transactions_of_earlier_attempts_and_owners_are_discarded(system: SinkSystem) -> None:
+    """Those of a newer owner stay, also where it has come in the moment after the check; those of the attempt itself, too."""
+    one, target = opened(system)
+    own, of_another_owner = "e3.h1-abc-000007", "e2.h1-abc-000001"
+    newer, other_history, garbage = "e4.h1-x-000000", "e4.h2-x-000000", "something"
+    for name in (own, of_another_owner, "e3.h1-former-000000", newer, other_history, garbage):
+        target.stage(name, (1,))
+    drive(one.recover([], None), target)
+    assert sorted(system.staged) == [own, newer]
+
+
+def test_a_job_whose_rows_are_all_taken_back_begins_at_its_beginning(system: SinkSystem) -> None:
+    one, target = opened(system)
+    drive(one.new_start(replace=False), target)
+    committed(target, one, 2)
+    back = life(stepped=system.stepped, attempt="back")
+    drive(back.recover([], 1), target)
+    assert (list(system.visible), list(system.hidden)) == ([], [Commit("4.h1", 1, 2)])
+    anew = life(stepped=system.stepped, attempt="anew")
+    drive(anew.new_start(replace=False), target)
+    assert anew.origin == 0
+
+
+def test_a_restore_ends_every_exception_of_an_earlier_one(system: SinkSystem) -> None:
+    one, target = opened(system)
+    committed(target, one, 1, 2, 3)
+    drive(life(stepped=system.stepped, attempt="back").recover([], 1), target)
+    drive(one.commit(Staged("e3.h1-abc-000002", Commit("4.h1", 1, 3), 1)), target)  # another job's savepoint holds it
+    assert sorted(commit.checkpoint for commit in system.visible) == [1, 3]
+    drive(life(stepped=system.stepped, attempt="again").recover([], 2), target)
+    assert sorted(commit.checkpoint for commit in system.visible) == [1, 2]
+    assert system.ledgers[1].job("4.h1").again == ()
+
+
+FENCED = (
+    "ASink(x): expected no newer run than this one (epoch 3) to write to this sink, found recorded for instance 1 that a run of "
+    "epoch 4 does: that run has taken the pipeline over while this run was suspended or cut off. This run stops and changes "
+    "nothing"
+)
+CONFLICT = (
+    "ASink(x): expected no other transaction for checkpoint 7 of job 4.h1, instance 1, found that 'e3.h1-abc-000000' was "
+    "committed for it, not 'e3.h1-abc-000009'. Nothing was changed. Was the checkpoint storage emptied or exchanged? Begin a new "
+    "job, or give the sink another place"
+)
+CHANGING = (
+    "ASink(x): expected that the record of instance 1 stays as it was read, found it changed by another run 20 times. Another "
+    "attempt may succeed"
+)
+
+
+def test_what_the_errors_of_the_steps_say() -> None:
+    system = SinkSystem(0, stepped=False)
+    one, target = opened(system)
+    committed(target, one, 7)
+    with pytest.raises(SinkTransactionConflict) as conflict:
+        drive(one.commit(msgspec.structs.replace(T1, name="e3.h1-abc-000009")), target)
+    opened(system, owner=SinkOwner(4, "h1"))
+    with pytest.raises(SinkFenced) as fenced:
+        drive(one.commit(T1), target)
+    with pytest.raises(SinkUnavailable) as changing:
+        drive(life(stepped=True).open(), Changing(SinkSystem(0, stepped=True), 1))
+    assert [str(error.value) for error in (conflict, fenced, changing)] == [CONFLICT, FENCED, CHANGING]
+
+
 # Values
 
 
@@ -230,6 +292,43 @@ def test_a_foreign_text_is_refused_by_name_before_any_other_is_looked_at(text: s
     with pytest.raises(UnreadableSinkTransaction, match=r"^ASink\(x\): expected ") as refused:
         decode_texts([TEXT, text], "sql", "public.sales", 1, "ASink(x)")
     assert found in str(refused.value)
+
+
+KIND = "Did the stage have another kind of sink when the checkpoint was taken? Restore with that kind of sink, or start the job "
+
+
+def test_what_the_refusal_of_a_text_says() -> None:
+    said = []
+    for text in ("{", TEXT.replace('"sql"', '"kafka"'), TEXT.replace("public.sales", "t")):
+        with pytest.raises(UnreadableSinkTransaction) as refused:
+            decode_texts([text], "sql", "public.sales", 1, "ASink(x)")
+        said.append(str(refused.value).replace(text, "TEXT"))
+    assert said == [
+        "ASink(x): expected the text of one of its transactions, found 'TEXT': Input data was truncated. Did the stage have "
+        "another kind of sink, or did an earlier release of dagster-checkpoints run, when the checkpoint was taken? Restore with "
+        "that, or start the job without restoring",
+        "ASink(x): expected the text of one of its transactions, found 'TEXT': it is of the kind 'kafka', version 2. "
+        f"{KIND}without restoring",
+        "ASink(x): expected a transaction of instance 1 for 'public.sales', found 'e3.h1-abc-000000' of instance 1 for 't': the "
+        "stage's sink wrote to another place when the checkpoint was taken. Restore with that place, or start the job without "
+        "restoring",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("commits", "lost"),
+    [(1, "checkpoint 2"), (2, "checkpoints 2, 3"), (5, "checkpoints 2, 3, 4, 5, 6"), (6, "checkpoints 2, 3, 4, 5, 6, …")],
+)
+def test_what_the_refusal_of_a_restore_by_key_says(commits: int, lost: str) -> None:
+    last = 1 + commits
+    branches = Branches((Branch(1, last + 1),))
+    with pytest.raises(SinkCannotTakeBack) as refused:
+        check_not_overwritten(branches, last, [*range(1, last + 2)], "ASink(x)")
+    assert str(refused.value) == (
+        f"ASink(x): expected that the table still shows the rows on the way to checkpoint {last}, found that the rows of {lost} "
+        "may have been replaced: the job was restored from an older checkpoint after them, and went another way. Restore the newest "
+        "checkpoint, or one that is older than the place where the ways part; or begin a new job with at_new_start='replace'"
+    )
 
 
 @pytest.mark.parametrize(
