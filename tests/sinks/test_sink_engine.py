@@ -327,7 +327,8 @@ def test_what_the_refusal_of_a_restore_by_key_says(commits: int, lost: str) -> N
     assert str(refused.value) == (
         f"ASink(x): expected that the table still shows the rows on the way to checkpoint {last}, found that the rows of {lost} "
         "may have been replaced: the job was restored from an older checkpoint after them, and went another way. Restore the "
-        "newest checkpoint, or one that is older than the place where the ways part; or begin a new job with at_new_start='replace'"
+        "newest checkpoint, or one that is older than the place where the ways part; or begin a new job with "
+        "at_new_start='replace'"
     )
 
 

@@ -41,7 +41,7 @@ def test_a_new_start_of_a_finished_pipeline_needs_a_choice_about_its_rows(lab: A
     with pytest.raises(SinkHoldsEarlierRows) as caught:
         refused.result()
     assert not refused.of(JobStarted)
-    for part in ("Stage 'copied' of pipeline 'copying'", str(lab.folder / "out"), "'keep'", "'replace'", "job 1"):
+    for part in ("stage 'copied' of pipeline 'copying'", str(lab.folder / "out"), "'keep'", "'replace'", "job 1"):
         assert part in str(caught.value)
     (lab.folder / "others").mkdir()
     (lab.folder / "others" / "part-0.parquet").write_text("")
