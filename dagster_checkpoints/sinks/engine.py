@@ -109,7 +109,7 @@ class SinkLife:
         by_key: whether rows replace earlier ones: then a restore takes nothing back, since the job writes the rows again.
     """
 
-    def __init__(self, scope: SinkScope, sink: str, *, stepped: bool = False, by_key: bool = False) -> None:
+    def __init__(self, scope: SinkScope, sink: str, *, stepped: bool, by_key: bool = False) -> None:
         self._scope = scope
         self._sink = sink
         self._stepped = stepped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -52,7 +53,7 @@ SCOPE = SinkScope("shop", "sales", 1, 2, "4.h1", SinkOwner(3, "h1"), "abc")
 T1 = Staged("e3.h1-abc-000000", Commit("4.h1", 1, 7), 2)
 
 
-def life(stepped: bool = False, by_key: bool = False, **scope: Any) -> SinkLife:
+def life(*, stepped: bool = False, by_key: bool = False, **scope: Any) -> SinkLife:
     return SinkLife(msgspec.structs.replace(SCOPE, **scope), "ASink(x)", stepped=stepped, by_key=by_key)
 
 
@@ -149,7 +150,7 @@ def test_rows_by_key_stay_and_a_restore_that_would_show_replaced_ones_is_refused
     drive(back.recover([], 1), target)
     assert len(system.visible) == 3 and back.origin == 1
     committed(target, back, 4)  # has replaced rows of 2 and 3
-    with pytest.raises(SinkCannotTakeBack, match="checkpoints 2, 3 may have been replaced"):
+    with pytest.raises(SinkCannotTakeBack, match=r"^ASink\(x\): .*checkpoints 2, 3 may have been replaced"):
         drive(life(stepped=system.stepped, by_key=True, attempt="again").recover([], 3), target)
     drive(life(stepped=system.stepped, by_key=True, attempt="again").recover([], 1), target)
 
@@ -189,13 +190,7 @@ def test_the_steps_of_a_commit_in_a_folder_are_recorded_first_and_repeatable() -
     system = SinkSystem(0, stepped=True)
     one, target = opened(system)
     target.stage(T1.name, (1, 2))
-    steps, calls, answer = one.commit(T1), [], None
-    with pytest.raises(StopIteration):
-        while True:
-            op = steps.send(answer)
-            calls.append(op.name)
-            answer = getattr(target, op.name)(*op.args)
-    assert calls == ["read_ledger", "check_moves", "put_ledger", "publish", "put_ledger"]
+    assert calls_of(one.commit(T1), target) == ["read_ledger", "check_moves", "put_ledger", "publish", "put_ledger"]
     assert system.ledgers[1].unfinished is None
 
 
@@ -231,6 +226,87 @@ def test_a_restore_ends_every_exception_of_an_earlier_one(system: SinkSystem) ->
     drive(life(stepped=system.stepped, attempt="again").recover([], 2), target)
     assert sorted(commit.checkpoint for commit in system.visible) == [1, 2]
     assert system.ledgers[1].job("4.h1").again == ()
+
+
+def calls_of(steps: Steps[Any], target: Target, until: str = "") -> list[str]:
+    """The calls of steps, performed; the steps stop behind the first call of this name."""
+    calls: list[str] = []
+    answer: Any = None
+    with suppress(StopIteration):
+        while until not in calls:
+            op = steps.send(answer)
+            calls.append(op.name)
+            answer = getattr(target, op.name)(*op.args)
+    return calls
+
+
+def test_what_is_recorded_already_is_not_written_again() -> None:
+    system = SinkSystem(0, stepped=True)
+    one, target = opened(system)
+    assert calls_of(life(stepped=True).open(), target) == ["read_ledger"]
+    drive(one.recover([], None), target)
+    assert one.origin == 0 and calls_of(one.begin(1), target) == ["read_ledger"]
+    committed(target, one, 1, 2)
+    one.origin = 5
+    assert calls_of(one.begin(5), target) == [] and one.origin == 5, "the checkpoint that it continues from is taken again"
+    drive(one.recover([], 2), target)
+    assert system.ledgers[1].job("4.h1").shown is None, "the newest checkpoint is restored"
+
+
+def test_a_commit_that_has_begun_is_not_aborted() -> None:
+    system = SinkSystem(0, stepped=True)
+    one, target = opened(system)
+    for name in (T1.name, "e3.h1-abc-000001"):
+        target.stage(name, (1, 2))
+    assert calls_of(one.commit(T1), target, until="put_ledger")[-1] == "put_ledger"
+    other = Staged("e3.h1-abc-000001", Commit("4.h1", 1, 8), 2)
+    assert [drive(one.is_committed(each), target) for each in (T1, other)] == [True, False]
+    for each in (T1, other):
+        drive(one.abort(each), target)
+    assert list(system.staged) == [T1.name]
+    drive(one.recover([], None), target)
+    assert list(system.visible) == [T1.commit] and not system.staged
+
+
+def test_a_change_of_an_earlier_owner_is_completed_under_the_name_of_the_newer_one() -> None:
+    system = SinkSystem(0, stepped=True)
+    old, target = opened(system)
+    target.stage(T1.name, (1, 2))
+    calls_of(old.commit(T1), target, until="put_ledger")
+    newer = Target(system, 1)
+    calls_of(life(stepped=True, owner=SinkOwner(4, "h1")).open(), newer, until="put_ledger")
+    assert system.ledgers[1].owner == SinkOwner(4, "h1") and system.ledgers[1].unfinished is not None
+    with pytest.raises(SinkFenced):
+        drive(old.commit(T1), target)
+    drive(life(stepped=True, owner=SinkOwner(4, "h1")).open(), newer)
+    assert list(system.visible) == [T1.commit] and system.ledgers[1].unfinished is None
+
+
+def test_a_ledger_that_another_run_has_changed_is_read_again() -> None:
+    class ChangedOnce(Target):
+        changed = False
+
+        def put_ledger(self, ledger: Ledger) -> None:
+            if not self.changed:
+                self.changed = True
+                raise LedgerChanged
+            super().put_ledger(ledger)
+
+    system = SinkSystem(0, stepped=True)
+    drive(life(stepped=True).open(), ChangedOnce(system, 1))
+    assert system.ledgers[1].owner == SCOPE.owner
+
+
+def test_a_transaction_of_another_jobs_savepoint_is_visible_though_that_job_went_another_way(system: SinkSystem) -> None:
+    one, target = opened(system)
+    committed(target, one, 1, 3)
+    drive(life(stepped=system.stepped, attempt="back").recover([], 1), target)
+    saved = Staged("e3.h1-abc-000008", Commit("4.h1", 1, 4), 1)
+    target.stage(saved.name, (4,))
+    other = life(stepped=system.stepped, job="5.h1", attempt="other")
+    drive(other.recover([saved], None), target)
+    assert sorted(commit.checkpoint for commit in system.visible) == [1, 4]
+    assert system.ledgers[1].job("4.h1").sees(4) and not system.ledgers[1].job("4.h1").sees(3)
 
 
 FENCED = (
@@ -354,6 +430,13 @@ def test_a_ledger_is_read_as_it_was_written() -> None:
     assert decode_ledger(msgspec.json.encode(ledger)) == ledger
     with pytest.raises(msgspec.DecodeError, match="expected version 1, found 2, of a later release"):
         decode_ledger(msgspec.json.encode(msgspec.structs.replace(ledger, version=2)))
+
+
+def test_a_branch_is_recorded_only_where_a_checkpoint_is_left_out() -> None:
+    assert Branches().begun(3, 4) == Branches()
+    assert Branches().begun(3, 5) == Branches((Branch(3, 5),))
+    assert Branches((Branch(3, 5),)).begun(3, 5) == Branches((Branch(3, 5),))
+    assert Branches((Branch(3, 7),)).begun(5, 6) == Branches()
 
 
 def test_commits_are_ordered_as_they_were_made_on_all_branches() -> None:
