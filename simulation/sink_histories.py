@@ -10,7 +10,8 @@ import argparse
 import random
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 
 import msgspec
@@ -22,7 +23,7 @@ from simulation.violations import Violation, check
 
 _STEPS = 40
 _CALLS = 12
-"""At most so many calls of the target are made before a stop in the middle."""
+"""A stop comes before this number of calls of the target."""
 
 
 class Point(msgspec.Struct, frozen=True, eq=False):
@@ -102,7 +103,7 @@ class History:
             run.rows.append(self._row(run))
         number = run.last_id = max(run.last_id, self.ids.get(run.job, 0)) + 1
         is_savepoint = self.chance.random() < 0.4
-        with self._failing(run):
+        with self._restarting():
             transactions = run.sink.pre_commit(number, is_savepoint)
             run.taken.append(Point(number, run.job, transactions, tuple(run.rows), is_savepoint))
         self._check()
@@ -122,7 +123,7 @@ class History:
         self.points.append(point)
         self.ids[run.job] = point.checkpoint
         run.sink.stop_after = self._stop()
-        with self._failing(run):
+        with self._restarting():
             run.sink.commit_up_to(point.checkpoint)
             if not run.taken:  # otherwise its sink may show more
                 self._check_shows(run, point)
@@ -193,21 +194,16 @@ class History:
     def _newest(self) -> Point | None:
         return next((point for point in reversed(self.points) if point.job == self.job), None)
 
-    def _failing(self, run: Run) -> suppress:
-        """A context after which a run that has failed is started again."""
-        history = self
-
-        class Failing(suppress):
-            def __exit__(self, kind: object, error: object, trace: object) -> bool:
-                failed = isinstance(error, TaskFailure)
-                if failed:
-                    history.counts["stopped while committing"] += 1
-                    points: list[Point | None] = [*history.points] or [None]
-                    newest = history.chance.random() < 0.6
-                    history.run = history._begin(history._newest() if newest else history.chance.choice(points))
-                return failed
-
-        return Failing()
+    @contextmanager
+    def _restarting(self) -> Iterator[None]:
+        """A context after which a run that has failed in it is started again."""
+        try:
+            yield
+        except TaskFailure:
+            self.counts["stopped while committing"] += 1
+            points: list[Point | None] = [*self.points] or [None]
+            newest = self.chance.random() < 0.6
+            self.run = self._begin(self._newest() if newest else self.chance.choice(points))
 
     # Invariants
 

@@ -130,7 +130,7 @@ class SinkLife:
         yield from self._change(self._plan_fence)
 
     def new_start(self, *, replace: bool) -> Steps[None]:
-        """At the beginning of a job, after :meth:`open`: discard what is staged, and remove the rows of other jobs if asked to.
+        """At the beginning of a job: discard what is staged, and remove the rows of other jobs if asked to.
 
         Args:
             replace: whether the rows of other jobs are removed.
@@ -142,7 +142,7 @@ class SinkLife:
             yield from self._change(self._plan_alone)
 
     def recover(self, transactions: Sequence[Staged], restored: int | None) -> Steps[None]:
-        """After a restore, and :meth:`open`: show the rows of the checkpoint, commit its transactions, discard the others.
+        """After a restore: show the rows of the checkpoint, commit its transactions, discard the others.
 
         Args:
             transactions: the transactions that the checkpoint holds, oldest first.

@@ -17,7 +17,7 @@ import msgspec
 
 from dagster_checkpoints.sinks.branches import Branches
 from dagster_checkpoints.sinks.transactions import stages_for_newer_owner
-from dagster_checkpoints.systems.errors import UnreadableSinkTransaction
+from dagster_checkpoints.systems.errors import SinkPathInUse, UnreadableSinkTransaction
 
 _AFTER_ALL = 2**62
 _LEDGER_VERSION = 1
@@ -242,6 +242,26 @@ def decode_ledger(data: bytes | str) -> Ledger:
     if found.version != _LEDGER_VERSION:
         raise msgspec.ValidationError(f"expected version {_LEDGER_VERSION}, found {found.version}, of a later release")
     return found
+
+
+def stored_ledger(data: bytes | str, place: str) -> Ledger:
+    """A ledger that a target has stored.
+
+    Args:
+        data: the ledger as JSON.
+        place: the file, row or message, as errors name it.
+
+    Raises:
+        SinkPathInUse: it cannot be read; also one that a later release has written.
+    """
+    try:
+        return decode_ledger(data)
+    except msgspec.DecodeError as error:
+        raise SinkPathInUse(
+            f"expected {place} to say what an instance of the sink has committed, found a record that cannot be read: {error}. "
+            "Restore it from a backup; or delete it if no checkpoint or savepoint of the job will be restored; or give the sink "
+            "another place"
+        ) from error
 
 
 def encode_text(kind: str, place: str, staged: Staged) -> str:

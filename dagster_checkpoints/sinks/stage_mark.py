@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import msgspec
 
-from dagster_checkpoints.sinks.base import SinkContext
 from dagster_checkpoints.sinks.engine import SinkScope
 from dagster_checkpoints.systems.errors import SinkPathInUse
 
@@ -31,9 +30,9 @@ class StageMark(msgspec.Struct, frozen=True):
 _MARKS = msgspec.json.Decoder(StageMark)
 
 
-def mark_of(context: SinkContext) -> StageMark:
+def mark_of(scope: SinkScope) -> StageMark:
     """The mark that a stage leaves."""
-    return StageMark(context.pipeline, context.stage, context.history)
+    return StageMark(scope.pipeline, scope.stage, scope.owner.history)
 
 
 def encoded(mark: StageMark) -> bytes:
@@ -41,12 +40,12 @@ def encoded(mark: StageMark) -> bytes:
     return msgspec.json.format(msgspec.json.encode(mark), indent=2) + b"\n"
 
 
-def read_mark(data: bytes, context: SinkContext | SinkScope, place: object, file: object) -> StageMark:
+def read_mark(data: bytes, scope: SinkScope, place: object, file: object) -> StageMark:
     """The mark in a file, if it names the stage.
 
     Args:
         data: the file's bytes.
-        context: an instance of the stage.
+        scope: an instance of the stage.
         place: path or URL of the sink's place, for errors.
         file: path or URL of the file, for errors.
 
@@ -60,9 +59,9 @@ def read_mark(data: bytes, context: SinkContext | SinkScope, place: object, file
             f"expected {file} to say which stage writes to {place}, found a file that cannot be "
             f"read: {error}. If only this stage writes there, delete that file"
         ) from error
-    if (found.pipeline, found.stage) != (context.pipeline, context.stage):
+    if (found.pipeline, found.stage) != (scope.pipeline, scope.stage):
         raise SinkPathInUse(
-            f"expected {place} to belong to stage {context.stage!r} of pipeline {context.pipeline!r}, "
+            f"expected {place} to belong to stage {scope.stage!r} of pipeline {scope.pipeline!r}, "
             f"found that stage {found.stage!r} of pipeline {found.pipeline!r} writes there. Give each "
             f"sink its own path; if the stage was renamed, correct {file}"
         )

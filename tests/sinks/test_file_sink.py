@@ -391,6 +391,16 @@ def test_another_stage_is_refused(folder: Folder) -> None:
         FileSink(folder.path).open(context())
 
 
+@pytest.mark.parametrize("owner", ["owner", "owner.3"])  # of HDFS the latter
+def test_records_of_an_earlier_release_are_refused_by_name(folder: Folder, owner: str) -> None:
+    file = folder.path / "_dagster_checkpoints/0" / owner
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    for call in (FileSink(folder.path).check_new_start, FileSink(folder.path).open):
+        with pytest.raises(SinkPathInUse, match=rf"record of an earlier release.*0/{owner}"):
+            call(context())
+
+
 def test_a_directory_that_another_instance_removes_is_made_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = folder.opened(partition_by="day")
     transaction = folder.staged(sink, 1, pa.table({"n": [1], "day": [1]}))

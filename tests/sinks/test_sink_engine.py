@@ -212,9 +212,9 @@ def test_a_job_whose_rows_are_all_taken_back_begins_at_its_beginning(system: Sin
     back = life(stepped=system.stepped, attempt="back")
     drive(back.recover([], 1), target)
     assert (list(system.visible), list(system.hidden)) == ([], [Commit("4.h1", 1, 2)])
-    anew = life(stepped=system.stepped, attempt="anew")
-    drive(anew.new_start(replace=False), target)
-    assert anew.origin == 0
+    again = life(stepped=system.stepped, attempt="again")
+    drive(again.new_start(replace=False), target)
+    assert again.origin == 0
 
 
 def test_a_restore_ends_every_exception_of_an_earlier_one(system: SinkSystem) -> None:

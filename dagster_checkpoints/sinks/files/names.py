@@ -110,9 +110,9 @@ def ledger_name(index: int) -> str:
     return f"{instance_folder(index)}/ledger"
 
 
-def former_names(index: int) -> list[str]:
-    """Files by which the records of an earlier release are known."""
-    return [f"{instance_folder(index)}/owner"]
+def former_owner(index: int) -> str:
+    """What the names begin with of the files by which the records of an earlier release are known; in HDFS a number follows."""
+    return f"{instance_folder(index)}/owner"
 
 
 def commits_folder(index: int) -> str:

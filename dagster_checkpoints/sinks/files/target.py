@@ -31,7 +31,7 @@ from dagster_checkpoints.sinks.files.names import (
     FileCommitName,
     commit_of_part,
     commits_folder,
-    former_names,
+    former_owner,
     ledger_name,
     parse_commit,
     staged_folder,
@@ -44,9 +44,9 @@ from dagster_checkpoints.sinks.files.open_transaction import EncodedTransaction,
 from dagster_checkpoints.sinks.files.part_files import FileLayout
 from dagster_checkpoints.sinks.files.records import PARTS, FileManifest, ManifestFile, StagedParts
 from dagster_checkpoints.sinks.files.target_files import TargetFiles
-from dagster_checkpoints.sinks.ledger import Commit, Ledger, Moves, Staged, decode_ledger, encode_ledger
+from dagster_checkpoints.sinks.ledger import Commit, Ledger, Moves, Staged, encode_ledger, stored_ledger
 from dagster_checkpoints.sinks.parquet_files import arrow_schema, spark_schema
-from dagster_checkpoints.sinks.stage_mark import StageMark, encoded, read_mark
+from dagster_checkpoints.sinks.stage_mark import encoded, mark_of, read_mark
 from dagster_checkpoints.sinks.target import Batch, Guard, Sealed, SteppedTarget
 from dagster_checkpoints.sinks.temporary_folder import TemporaryFolder
 from dagster_checkpoints.systems.errors import (
@@ -98,7 +98,7 @@ class FileTarget(SteppedTarget):
         return list(islice((name for name, _ in self._files.sizes("") if _is_foreign(name)), _NAMED))
 
     def check_stage(self, scope: SinkScope) -> None:
-        """Check that the location is the stage's, or nobody's. Raises SinkPathInUse."""
+        """Check that the location is the stage's, or has no stage yet. Raises SinkPathInUse."""
         data = self._files.read(STAGE_MARK)
         if data is not None:
             read_mark(data, scope, self._files.place, f"{self._files.place}/{STAGE_MARK}")
@@ -130,8 +130,7 @@ class FileTarget(SteppedTarget):
     # A run
 
     def open(self, scope: SinkScope, guard: Guard) -> None:
-        mark = StageMark(scope.pipeline, scope.stage, scope.owner.history)
-        if not self._files.create(STAGE_MARK, encoded(mark)):
+        if not self._files.create(STAGE_MARK, encoded(mark_of(scope))):
             self.check_stage(scope)
         self._check_format([scope.index])
         self._scope, self._guard = scope, guard
@@ -146,13 +145,7 @@ class FileTarget(SteppedTarget):
 
     def read_ledger(self) -> Ledger:
         data = self._ledger.read()
-        try:
-            return Ledger() if data is None else decode_ledger(data)
-        except msgspec.DecodeError as error:
-            raise SinkPathInUse(
-                f"{self._sink}: expected {self._ledger.place} to say what instance {self._scope.index} has committed, found a "
-                f"file that cannot be read: {error}. Restore it from a backup; or give the sink another location"
-            ) from error
+        return Ledger() if data is None else stored_ledger(data, self._ledger.place)
 
     def put_ledger(self, ledger: Ledger) -> None:
         self._ledger.replace(encode_ledger(ledger))
@@ -373,8 +366,8 @@ class FileTarget(SteppedTarget):
         return sorted(int(name) for name in self._files.folders(f"{OWN}/") if name.isdigit())
 
     def _check_format(self, indices: Iterable[int]) -> None:
-        former = [name for index in indices for name in former_names(index)]
-        if len(self._files.missing(former)) < len(former):
+        former = [name for index in indices for name in self._files.names(former_owner(index))]
+        if former:
             raise SinkPathInUse(
                 f"{self._sink}: expected no record of an earlier release of dagster-checkpoints in {self._files.place}, found "
                 f"{few(former)}, whose format this release does not read: what it says of committed files would be lost. Let "

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from dagster_checkpoints.sinks.engine import SinkScope
-from dagster_checkpoints.sinks.ledger import Ledger, decode_ledger
+from dagster_checkpoints.sinks.ledger import Ledger, stored_ledger
 
 _FORMER = ("owner", "job")
 """The kinds of keys in the format of earlier releases."""
@@ -27,23 +27,28 @@ class LedgerValues:
 
     Args:
         values: the encoded values, by encoded key.
+        topic: the topic's name, for errors.
     """
 
     values: Mapping[bytes, bytes] = field(default_factory=dict)
+    topic: str = ""
 
     def ledger(self, scope: SinkScope) -> Ledger | None:
-        """The instance's ledger; None if it was never opened with this topic. Raises msgspec.DecodeError."""
+        """The instance's ledger; None if it was never opened with this topic. Raises SinkPathInUse."""
         value = self.values.get(ledger_key(scope))
-        return None if value is None else decode_ledger(value)
+        return None if value is None else self._decoded(value)
 
     def of_stage(self, scope: SinkScope) -> dict[int, Ledger]:
-        """The ledgers of the stage's instances, by index. Raises msgspec.DecodeError."""
+        """The ledgers of the stage's instances, by index. Raises SinkPathInUse."""
         found: dict[int, Ledger] = {}
         for key, value in self.values.items():
             match msgspec.json.decode(key):
                 case ["ledger", scope.pipeline, scope.stage, int(index)]:
-                    found[index] = decode_ledger(value)
+                    found[index] = self._decoded(value)
         return found
+
+    def _decoded(self, value: bytes) -> Ledger:
+        return stored_ledger(value, f"the topic {self.topic!r}")
 
     def is_of_earlier_release(self, scope: SinkScope) -> bool:
         """Whether an earlier release has recorded something of the stage."""

@@ -116,7 +116,7 @@ class LedgerTopic:
                 elif error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
                 elif (readable := message.offset() or 0) >= end:
-                    return LedgerValues(values)
+                    return LedgerValues(values, self.name)
                 else:
                     until = min(until, time.monotonic() + _PATIENCE)
         except KafkaException as error:

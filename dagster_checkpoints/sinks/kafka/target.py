@@ -10,7 +10,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -204,13 +203,6 @@ class KafkaTarget(AtomicTarget):
         return f"{scope.pipeline}/{scope.stage}/{scope.index}/{commit.job}/{commit.checkpoint}/".encode()
 
     def _check_format(self, values: LedgerValues, scope: SinkScope) -> None:
-        try:
-            values.of_stage(scope)
-        except msgspec.DecodeError as error:
-            raise SinkPathInUse(
-                f"{self._sink}: expected the topic {self._ledger_topic.name!r} to say what the stage has committed, found a "
-                f"message that cannot be read: {error}. Give the sink another topic"
-            ) from error
         if values.is_of_earlier_release(scope):
             raise SinkPathInUse(
                 f"{self._sink}: expected no record of an earlier release of dagster-checkpoints in the topic "

@@ -265,7 +265,7 @@ class KafkaTransactions:
         key, value = ledger_key(self._scope), encode_ledger(change.ledger)
         outbox.record(self._ledger_topic.name, key, value)
         producer.commit_transaction(max(self._retry_for, self._cluster.request_seconds))
-        self.values = LedgerValues({**self.values.values, key: value})
+        self.values = LedgerValues({**self.values.values, key: value}, self._ledger_topic.name)
 
     def _delivered(self, error: KafkaError | None, _message: Message) -> None:
         if error is not None:

@@ -29,9 +29,9 @@ import msgspec
 
 from dagster_checkpoints.files.durable import place, sizes, sync
 from dagster_checkpoints.sinks.engine import LedgerChanged, SinkScope
-from dagster_checkpoints.sinks.ledger import Commit, Ledger, Moves, Staged, decode_ledger, encode_ledger
+from dagster_checkpoints.sinks.ledger import Commit, Ledger, Moves, Staged, encode_ledger, stored_ledger
 from dagster_checkpoints.sinks.parquet_files import parquet_rows
-from dagster_checkpoints.sinks.stage_mark import StageMark, encoded, read_mark
+from dagster_checkpoints.sinks.stage_mark import encoded, mark_of, read_mark
 from dagster_checkpoints.sinks.target import Batch, Guard, Sealed, SteppedTarget
 from dagster_checkpoints.systems.errors import (
     ReservedSinkColumn,
@@ -85,7 +85,7 @@ class ParquetTarget(SteppedTarget):
         return sorted(name for name in self._names(self._path) if name[0] not in "._" and not _COMMITTED.fullmatch(name))
 
     def check_stage(self, scope: SinkScope) -> None:
-        """Check that the directory is the stage's, or nobody's. Raises SinkPathInUse."""
+        """Check that the directory is the stage's, or has no stage yet. Raises SinkPathInUse."""
         with suppress(FileNotFoundError, NotADirectoryError):
             data = (self._path / _MARKER).read_bytes()
             self._history = read_mark(data, scope, self._path, self._path / _MARKER).history
@@ -120,7 +120,7 @@ class ParquetTarget(SteppedTarget):
     def _claim(self, scope: SinkScope) -> None:
         """Mark the directory as the stage's, if it has no mark."""
         file, temporary = self._path / _MARKER, self._path / f"{_MARKER}-{uuid4().hex}"
-        temporary.write_bytes(encoded(StageMark(scope.pipeline, scope.stage, scope.owner.history)))
+        temporary.write_bytes(encoded(mark_of(scope)))
         try:
             os.link(temporary, file)
         except FileExistsError:
@@ -138,13 +138,7 @@ class ParquetTarget(SteppedTarget):
 
     def read_ledger(self) -> Ledger:
         self._known = data = self._stored()
-        try:
-            return Ledger() if data is None else decode_ledger(data)
-        except msgspec.DecodeError as error:
-            raise SinkPathInUse(
-                f"expected {self._ledger} to say what instance {self._scope.index} has committed, found a file that cannot be "
-                f"read: {error}. Restore it from a backup; or delete it if no checkpoint or savepoint of the job will be restored"
-            ) from error
+        return Ledger() if data is None else stored_ledger(data, str(self._ledger))
 
     def put_ledger(self, ledger: Ledger) -> None:
         # No file system compares and sets: a newer owner between the two lines is found by its next change.

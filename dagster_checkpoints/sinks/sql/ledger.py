@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -36,7 +35,7 @@ from sqlalchemy import (
 )
 
 from dagster_checkpoints.sinks.engine import SinkScope
-from dagster_checkpoints.sinks.ledger import Commit, Ledger, Staged, decode_ledger, encode_ledger
+from dagster_checkpoints.sinks.ledger import Commit, Ledger, Staged, encode_ledger, stored_ledger
 from dagster_checkpoints.systems.errors import SinkPathInUse
 
 TARGETS = "_dagster_checkpoints_targets"
@@ -211,13 +210,7 @@ class SqlLedger:
         return select(columns.ledger).where(columns.target == self._target, columns.instance_index == index)
 
     def _decoded(self, value: str, index: int) -> Ledger:
-        try:
-            return decode_ledger(value)
-        except msgspec.DecodeError as error:
-            raise SinkPathInUse(
-                f"{self._sink}: expected {LEDGERS_TABLE} to say what instance {index} has committed, found a row that cannot be "
-                f"read: {error}. Restore the database from a backup; or give the sink another table"
-            ) from error
+        return stored_ledger(value, f"the row of {self._target!r}, instance {index}, in {LEDGERS_TABLE}")
 
     # Staged transactions
 

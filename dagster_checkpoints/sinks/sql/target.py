@@ -90,8 +90,7 @@ class SqlTarget(AtomicTarget):
         def work(connection: Connection) -> list[str]:
             self._claim = self._ledger.claim(connection, scope)
             jobs = self._ledger.jobs(connection) if self._claim is not None else []
-            own = [job for job in jobs if job == scope.job]
-            return jobs if own or self._has_rows(connection) else []
+            return jobs if scope.job in jobs or self._has_rows(connection) else []
 
         return [] if self.is_missing_file else self.database.read(work)
 
