@@ -38,8 +38,11 @@ from dagster_checkpoints.sinks import (
     SinkUnavailable,
     UnreadableSinkTransaction,
 )
+from dagster_checkpoints.sinks.engine import SinkScope
 from dagster_checkpoints.sinks.kafka.cluster import KafkaCluster
+from dagster_checkpoints.sinks.kafka.ledger import LedgerValues, ledger_key
 from dagster_checkpoints.sinks.kafka.messages import MessageFormat
+from dagster_checkpoints.sinks.ledger import SinkOwner
 from dagster_checkpoints.testing.model_job import ModelJob
 
 LOGIN = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "tester"}
@@ -150,6 +153,26 @@ def test_a_topic_has_one_location_and_options_are_not_shown() -> None:
     assert one.location == other.location == "kafka://a:9092,b:9092/t"
     assert KafkaSink("t", Variable("SERVERS"), staging="/s").location == "kafka://$SERVERS/t"
     assert PASSWORD not in repr(one) and repr(one) == "KafkaSink('t', 'b:9092, a:9092')"
+
+
+# The ledger
+
+SCOPE = SinkScope("flights", "delays", 0, 1, "1.h1", SinkOwner(1, "h1"), "a1")
+
+
+def test_records_of_an_earlier_release_are_those_of_the_stage() -> None:
+    for kind, last in (("owner", ""), ("job", ',"1.h1"')):
+        values = LedgerValues({f'["{kind}","flights","delays",0{last}]'.encode(): b"{}"})
+        assert values.is_of_earlier_release(SCOPE)
+        assert not values.is_of_earlier_release(msgspec.structs.replace(SCOPE, stage="others"))
+    assert not LedgerValues({ledger_key(SCOPE): b"{}"}).is_of_earlier_release(SCOPE)
+
+
+def test_a_ledger_that_cannot_be_read_is_refused_by_name() -> None:
+    values = LedgerValues({ledger_key(SCOPE): b'{"version":2}'}, "t-ledger")
+    for read in (values.ledger, values.of_stage):
+        with pytest.raises(SinkPathInUse, match=r"topic 't-ledger'.*cannot be read: expected version 1, found 2"):
+            read(SCOPE)
 
 
 # On a broker
