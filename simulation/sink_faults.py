@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dagster_checkpoints.sinks import transactions
 from dagster_checkpoints.sinks.branches import Branches
 from dagster_checkpoints.sinks.engine import SinkLife
-from dagster_checkpoints.sinks.ledger import JobLedger
+from dagster_checkpoints.sinks.ledger import JobLedger, SinkOwner
 from simulation.injection import Fault
 
 SINK_FAULTS = (
     Fault(
         "an older owner aborts what a newer one has staged",
-        transactions.stages_for_newer_owner,
-        "staged_by > epoch",
+        SinkOwner.is_replaced_by,
+        "other.epoch > self.epoch",
         "False",
         "going back",  # the theme of whole pipelines that find it, too
     ),
@@ -37,7 +36,7 @@ SINK_FAULTS = (
     Fault(
         "the first checkpoint after a restore is not recorded",
         SinkLife.begin,
-        "origin is not None and begins_timeline(origin, checkpoint_id)",
+        "origin is not None and checkpoint_id > origin",
         "False",
     ),
     Fault(

@@ -31,14 +31,14 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", _FOR_SHORT_RUNS)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fifth", type=int, choices=range(5), help="run one test of five, beginning with this one")
+    parser.addoption("--tenth", type=int, choices=range(10), help="run one test of ten, beginning with this one")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    fifth = config.getoption("fifth")
-    if fifth is not None:
-        config.hook.pytest_deselected(items=[item for number, item in enumerate(items) if number % 5 != fifth])
-        items[:] = items[fifth::5]
+    tenth = config.getoption("tenth")
+    if tenth is not None:
+        config.hook.pytest_deselected(items=[item for number, item in enumerate(items) if number % 10 != tenth])
+        items[:] = items[tenth::10]
 
 
 @pytest.fixture

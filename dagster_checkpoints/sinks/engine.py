@@ -36,7 +36,6 @@ from dagster_checkpoints.sinks.ledger import (
     Unfinished,
     parse_name,
 )
-from dagster_checkpoints.sinks.transactions import begins_timeline
 from dagster_checkpoints.systems.errors import SinkFenced, SinkTransactionConflict, SinkUnavailable
 
 T = TypeVar("T")
@@ -192,24 +191,18 @@ class SinkLife:
 
     def _discard_rest(self) -> Steps[None]:
         names: Sequence[str] = yield Op("staged")
-        rest = [name for name in names if self._may_discard(name)]
+        own = (self._scope.owner, self._scope.attempt)
+        rest = [name for name in names if (found := parse_name(name)) is None or (found.owner, found.attempt) != own]
         if rest:
-            self.check_owner((yield Op("read_ledger")))
+            self.check_owner((yield Op("read_ledger")))  # so that none of them is a newer owner's
             yield Op("discard", (rest,))
-
-    def _may_discard(self, name: str) -> bool:
-        found = parse_name(name)
-        if found is None:
-            return True
-        own = (found.owner, found.attempt) == (self._scope.owner, self._scope.attempt)
-        return not own and not self._scope.owner.is_replaced_by(found.owner)
 
     # Transactions
 
     def begin(self, checkpoint_id: int) -> Steps[None]:
         """Before a transaction is sealed for a checkpoint: record the first one after a restore."""
         origin = self.origin
-        if origin is not None and begins_timeline(origin, checkpoint_id):
+        if origin is not None and checkpoint_id > origin:
 
             def plan(ledger: Ledger) -> Change | None:
                 self.check_owner(ledger)

@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 
 from dagster_checkpoints.sinks.branches import Branches
-from dagster_checkpoints.sinks.transactions import stages_for_newer_owner
 from dagster_checkpoints.systems.errors import SinkPathInUse, UnreadableSinkTransaction
 
 _AFTER_ALL = 2**62
@@ -38,7 +37,7 @@ class SinkOwner(msgspec.Struct, frozen=True):
 
     def is_replaced_by(self, other: SinkOwner) -> bool:
         """Whether `other` is a newer owner: then this one must change nothing any more."""
-        return bool(self.epoch) and self.history == other.history and stages_for_newer_owner(self.epoch, other.epoch)
+        return bool(self.epoch) and self.history == other.history and other.epoch > self.epoch
 
 
 class StagedName(msgspec.Struct, frozen=True):
@@ -143,7 +142,8 @@ class JobLedger(msgspec.Struct, frozen=True):
 
         def stretch(checkpoint: int) -> int:
             branch = self.branches.branch_of(checkpoint)
-            return max(at for at, (of, first) in enumerate(self.stretches) if of == branch and first <= checkpoint)
+            found = (at for at, (of, first) in enumerate(self.stretches) if of == branch and first <= checkpoint)
+            return max(found, default=-1)  # -1: before stretches were recorded
 
         return sorted(checkpoints, key=lambda checkpoint: (stretch(checkpoint), checkpoint))
 

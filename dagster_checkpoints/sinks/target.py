@@ -87,8 +87,8 @@ class SinkTarget(ABC):
         """Add a batch to a transaction, which need not exist yet; a batch of no files too, which may replace an earlier one."""
 
     @abstractmethod
-    def seal(self, name: str) -> Sealed | None:
-        """Make a transaction durable; None if it has no rows."""
+    def seal(self, name: str, commit: Commit) -> Sealed | None:
+        """Make a transaction durable, whose rows will be committed under `commit`; None if it has no rows."""
 
     @abstractmethod
     def staged(self) -> Sequence[str]:

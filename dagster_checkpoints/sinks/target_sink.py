@@ -47,8 +47,6 @@ class TargetSink(TwoPhaseCommitSink):
     """The kind of the sink in the text of a transaction."""
     noun: ClassVar[str]
     """What it writes to, in errors: ``table``."""
-    replaces_jobs: ClassVar[bool] = True
-    """Whether a new start can remove the rows of earlier jobs."""
 
     def __init__(self, at_new_start: AtNewStart) -> None:
         if at_new_start not in get_args(AtNewStart):
@@ -61,6 +59,11 @@ class TargetSink(TwoPhaseCommitSink):
     def __getstate__(self) -> dict[str, Any]:
         # Configuration only: a copy in another instance or process is opened separately.
         return {**self.__dict__, "_instance": None}
+
+    @property
+    def replaces_jobs(self) -> bool:
+        """Whether a new start can remove the rows of earlier jobs."""
+        return True
 
     @property
     def replaces_by_key(self) -> bool:
@@ -155,10 +158,10 @@ class TargetSink(TwoPhaseCommitSink):
         one = self._opened()
         drive(one.life.begin(checkpoint_id), one.target)
         name, one.current = one.current, None
-        sealed = None if name is None else one.target.seal(name)
+        commit = Commit(one.scope.job, one.scope.index, checkpoint_id)
+        sealed = None if name is None else one.target.seal(name, commit)
         if name is None or sealed is None:
             return None
-        commit = Commit(one.scope.job, one.scope.index, checkpoint_id)
         staged = Staged(name, commit, sealed.rows, sealed.bytes, sealed.files, sealed.payload)
         return encode_text(self.kind, one.target.place, staged)
 

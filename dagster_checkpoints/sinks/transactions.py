@@ -1,14 +1,11 @@
-"""The transactions of a sink's instance: which are pending, which a completed checkpoint commits, and the steps of a start.
+"""The transactions of a sink's instance: which are pending, and which a completed checkpoint commits.
 
-Values only: the sinks of the runtime and of the simulator perform the same steps. Must not know files, rows or threads.
+Values only: the sinks of the runtime and of the simulator ask the same. Must not know files, rows or threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Generic, TypeVar
-
-import msgspec
 
 T = TypeVar("T")
 """A transaction, as the checkpoint holds it."""
@@ -44,65 +41,3 @@ class PendingTransactions(Generic[T]):
     def committed(self) -> None:
         """The oldest transaction is committed."""
         del self._pending[0]
-
-
-class TakeFence(msgspec.Struct, frozen=True):
-    """Refuse older owners from now on; an owner that is older than the newest one stops."""
-
-
-class Settle(msgspec.Struct, frozen=True):
-    """Show exactly the rows on the way to the checkpoint `restored`, which this job took."""
-
-    restored: int
-
-
-class CommitStep(msgspec.Struct, Generic[T], frozen=True):
-    """Commit a transaction that the checkpoint holds."""
-
-    transaction: T
-
-
-class AbortRest(msgspec.Struct, frozen=True):
-    """Abort every staged transaction that was not committed; those of a newer owner stay."""
-
-
-class ContinueFrom(msgspec.Struct, frozen=True):
-    """The job continues from its checkpoint `restored`; None: from a checkpoint of another job, or from none."""
-
-    restored: int | None
-
-
-def new_start() -> tuple[TakeFence | AbortRest | ContinueFrom, ...]:
-    """The steps of an instance at a new start of the job, in order."""
-    return TakeFence(), AbortRest(), ContinueFrom(None)
-
-
-def recovery(
-    committed: Sequence[T], restored: int | None
-) -> tuple[TakeFence | Settle | CommitStep[T] | AbortRest | ContinueFrom, ...]:
-    """The steps of an instance after a restore, in order.
-
-    The fence comes first, since file systems have no fenced rename. The checkpoint's transactions are committed before the
-    others are aborted.
-
-    Args:
-        committed: the transactions that the checkpoint holds, oldest first.
-        restored: id of the checkpoint or savepoint if this job took it; None otherwise.
-    """
-    settle = () if restored is None else (Settle(restored),)
-    return TakeFence(), *settle, *map(CommitStep, committed), AbortRest(), ContinueFrom(restored)
-
-
-def begins_timeline(origin: int | None, checkpoint_id: int) -> bool:
-    """Whether this checkpoint is the first one after the job continued from `origin`: then `origin` is recorded before it.
-
-    Args:
-        origin: id of the checkpoint that the job continued from (0: its beginning); None after the first checkpoint since then.
-        checkpoint_id: id of the checkpoint that is being taken.
-    """
-    return origin is not None and checkpoint_id > origin
-
-
-def stages_for_newer_owner(epoch: int, staged_by: int) -> bool:
-    """Whether an owner of this epoch must not abort transactions that an owner of epoch `staged_by` has staged."""
-    return staged_by > epoch

@@ -410,7 +410,7 @@ def test_a_new_start_refuses_keeps_or_replaces_rows_of_earlier_jobs(table: Table
         sink.start_new()
         sink.commit(table.staged(sink, 1, index))
     write_deltalake(table.path, pa.table({"n": [100]}), mode="append")
-    with pytest.raises(SinkHoldsEarlierRows, match=r"job 1\.h1.*at_new_start"):
+    with pytest.raises(SinkHoldsEarlierRows, match=r"job 1 has committed.*at_new_start"):
         DeltaSink(table.path).check_new_start(context(job_id=2))
     with pytest.raises(SinkPathInUse, match="counts its jobs from 1 again"):
         DeltaSink(table.path, at_new_start="keep").check_new_start(context(job_id=1))
@@ -515,7 +515,7 @@ def test_settings_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -
             DeltaSink(table)
         assert "secret" not in str(refused.value)
     for settings in ({"at_new_start": "append"}, {"schema_evolution": "merge"}):
-        with pytest.raises(ValueError, match="one of"):
+        with pytest.raises(ValueError, match="expected DeltaSink"):
             DeltaSink("/t", **settings)  # type: ignore[arg-type]
     assert DeltaSink("s3a://bucket/t/").location == DeltaSink("s3://bucket/t").location == "s3://bucket/t"
     monkeypatch.setattr("dagster_checkpoints.sinks.delta.sink.find_spec", lambda name: None)

@@ -331,7 +331,7 @@ def test_a_new_start_refuses_keeps_or_replaces_rows_of_earlier_jobs(lake: Lake) 
         sink.commit(lake.staged(sink, 1, index))
     lake.append(100)
     refusing = IcebergSink(NAME, warehouse=lake.path)
-    with pytest.raises(SinkHoldsEarlierRows, match=r"job 1\.h1.*IcebergSink\(at_new_start"):
+    with pytest.raises(SinkHoldsEarlierRows, match=r"job 1 has committed.*IcebergSink\(at_new_start"):
         refusing.check_new_start(context(job_id=2))
     with pytest.raises(SinkPathInUse, match="counts its jobs from 1 again"):
         IcebergSink(NAME, warehouse=lake.path, at_new_start="keep").check_new_start(context(job_id=1))
@@ -479,7 +479,7 @@ def test_settings_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -
             IcebergSink(table, **settings)  # type: ignore[arg-type]
         assert "secret" not in str(refused.value)
     for setting in ({"at_new_start": "append"}, {"schema_evolution": "merge"}):
-        with pytest.raises(ValueError, match=r"IcebergSink.*one of"):
+        with pytest.raises(ValueError, match="expected IcebergSink"):
             IcebergSink(NAME, warehouse="lake", **setting)  # type: ignore[arg-type]
     monkeypatch.setattr("dagster_checkpoints.sinks.iceberg.sink.find_spec", lambda name: None)
     with pytest.raises(SinkLibraryMissing, match=r"pip install 'dagster-checkpoints\[iceberg\]'"):

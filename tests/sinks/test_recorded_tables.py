@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dagster_checkpoints.sinks import SinkPathInUse
-from tests.sinks.recorded_tables import FORMER, INSTANCES, KINDS, model_job, record, unpack
+from dagster_checkpoints.sinks import SinkPathInUse, UnreadableSinkTransaction
+from tests.sinks.recorded_tables import FORMER, FORMER_TEXTS, INSTANCES, KINDS, model_job, record, unpack
 
 
 @pytest.mark.parametrize("newest", [True, False], ids=["checkpoint", "savepoint"])
@@ -37,6 +37,26 @@ def test_a_recorded_table_of_a_former_format_is_refused_by_name_and_left_as_it_i
         with pytest.raises(SinkPathInUse, match="no record of an earlier release"):
             model_job(kind, tmp_path).start(checkpoint, epoch=2)
         assert FORMER[kind]().read(tmp_path / "target") == before
+
+
+@pytest.mark.parametrize("kind", FORMER_TEXTS)
+def test_transactions_of_a_former_format_are_refused_by_name_and_the_table_takes_a_new_job(tmp_path: Path, kind: str) -> None:
+    read = FORMER_TEXTS[kind]().read
+    checkpoints = unpack(kind, tmp_path)
+    before = sorted(read(tmp_path / "target"))
+    for checkpoint in checkpoints:
+        with pytest.raises(UnreadableSinkTransaction, match="an earlier release"):
+            model_job(kind, tmp_path).start(checkpoint, epoch=2)
+        assert sorted(read(tmp_path / "target")) == before
+    with pytest.raises(SinkPathInUse, match="counts its jobs from 1"):
+        model_job(kind, tmp_path).sink.check_new_start(model_job(kind, tmp_path).context(0, epoch=2))
+    job = model_job(kind, tmp_path)
+    job.start(epoch=2, job_id=2)
+    job.write(9)
+    new = job.checkpoint(1).visible
+    job.close()
+    after = set(read(tmp_path / "target"))
+    assert after == {*before, *new}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_checkpoints.sinks.branches import Branches, settlement
-from dagster_checkpoints.sinks.transactions import (
-    AbortRest,
-    CommitStep,
-    ContinueFrom,
-    PendingTransactions,
-    Settle,
-    TakeFence,
-    begins_timeline,
-    new_start,
-    recovery,
-    stages_for_newer_owner,
-)
+from dagster_checkpoints.sinks.transactions import PendingTransactions
 
 
 def test_a_checkpoint_holds_all_pending_transactions_and_commits_those_up_to_it() -> None:
@@ -35,28 +23,6 @@ def test_a_checkpoint_holds_all_pending_transactions_and_commits_those_up_to_it(
     assert pending.first_up_to(None) == "c"
     pending.committed()
     assert pending.first_up_to(None) is None
-
-
-def test_a_new_start_aborts_under_the_fence() -> None:
-    assert new_start() == (TakeFence(), AbortRest(), ContinueFrom(None))
-
-
-@pytest.mark.parametrize("restored", [None, 0, 7])
-def test_a_restore_commits_under_the_fence_before_it_aborts(restored: int | None) -> None:
-    settle = () if restored is None else (Settle(restored),)
-    expected = (TakeFence(), *settle, CommitStep("a"), CommitStep("b"), AbortRest(), ContinueFrom(restored))
-    assert recovery(("a", "b"), restored) == expected
-
-
-@pytest.mark.parametrize(
-    ("origin", "checkpoint_id", "expected"), [(None, 5, False), (0, 1, True), (4, 5, True), (5, 5, False), (6, 5, False)]
-)
-def test_the_first_checkpoint_behind_the_origin_begins_a_timeline(origin: int | None, checkpoint_id: int, expected: bool) -> None:
-    assert begins_timeline(origin, checkpoint_id) is expected
-
-
-def test_only_what_a_newer_owner_has_staged_is_left_alone() -> None:
-    assert [stages_for_newer_owner(3, staged_by) for staged_by in (2, 3, 4)] == [False, False, True]
 
 
 @given(

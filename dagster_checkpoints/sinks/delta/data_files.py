@@ -19,8 +19,8 @@ import msgspec
 
 from dagster_checkpoints.sinks.delta.columns import columns_of
 from dagster_checkpoints.sinks.lake.columns import Column
-from dagster_checkpoints.sinks.lake.fitting import PreparedFile
 from dagster_checkpoints.sinks.lake.keys import last_of_each_key
+from dagster_checkpoints.sinks.lake.table_log import PreparedFile
 from dagster_checkpoints.sinks.parquet_files import arrow_schema, fits, partitions, rows_in_microseconds, spark_schema
 
 _INDEXED_COLUMNS = 32

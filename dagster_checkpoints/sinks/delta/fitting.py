@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dagster_checkpoints.sinks.base import SinkContext
 from dagster_checkpoints.sinks.delta.columns import schema_of, unfit_for_key, unkept_promises, unpartitionable
 from dagster_checkpoints.sinks.delta.data_files import file_columns, prepare
 from dagster_checkpoints.sinks.delta.log import DeltaLog
 from dagster_checkpoints.sinks.lake.columns import Column, SchemaEvolution
-from dagster_checkpoints.sinks.lake.fitting import FileFitting, PreparedFile, Target
-from dagster_checkpoints.sinks.lake.placement import FilesOf, PlaceRows
+from dagster_checkpoints.sinks.lake.fitting import FileFitting, Target
 from dagster_checkpoints.sinks.lake.replacement import Replacement
-from dagster_checkpoints.sinks.lake.replacements import rows_placement
+from dagster_checkpoints.sinks.lake.table_log import PreparedFile
 from dagster_checkpoints.systems.errors import SinkColumnsMismatch
 
 
@@ -54,9 +52,6 @@ class DeltaFitting(FileFitting):
 
     def prepare(self, file: Path, target: Target, scratch: Path) -> Iterator[PreparedFile]:
         return prepare(file, target.columns, target.partition_by, scratch, self.replacement.key)
-
-    def placement(self, context: SinkContext, files_of: FilesOf) -> PlaceRows:
-        return rows_placement(self._delta, self.replacement, context, files_of, self._sink)
 
     def _columns_in(self, file: Path) -> tuple[Column, ...]:
         from deltalake import Schema

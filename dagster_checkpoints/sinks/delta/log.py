@@ -27,9 +27,7 @@ from dagster_checkpoints.sinks.delta.active_files import active_files, is_remova
 from dagster_checkpoints.sinks.delta.columns import columns_of, required_columns, schema_of
 from dagster_checkpoints.sinks.delta.data_files import described
 from dagster_checkpoints.sinks.lake.columns import Column
-from dagster_checkpoints.sinks.lake.fitting import PreparedFile
-from dagster_checkpoints.sinks.lake.rewritable_log import RewritableLog
-from dagster_checkpoints.sinks.lake.table_log import ActiveFile, LakeChange, TableFormat, TableShape
+from dagster_checkpoints.sinks.lake.table_log import ActiveFile, LakeChange, PreparedFile, TableFormat, TableLog, TableShape
 from dagster_checkpoints.sinks.unwritable import place_error
 from dagster_checkpoints.systems.delta_files import StoredTableFiles
 from dagster_checkpoints.systems.errors import (
@@ -50,7 +48,7 @@ _COLOURS = re.compile(r"\x1b\[\d+m")
 _WAIT_SECONDS = 0.05
 
 
-class DeltaLog(RewritableLog):
+class DeltaLog(TableLog):
     """A table, which need not exist.
 
     Args:
@@ -61,8 +59,6 @@ class DeltaLog(RewritableLog):
 
     format = TableFormat(
         name="Delta",
-        sink="DeltaSink",
-        tag="delta",
         cleaning="VACUUM deletes files that no version refers to, once they are older than its retention",
         rewriting="OPTIMIZE, DELETE, MERGE",
     )

@@ -52,6 +52,8 @@ class DeltaSink(LakeSink):
         >>> sink = DeltaSink("s3://lake/hourly_delays", at_new_start="replace")
     """
 
+    kind = "delta"
+
     def __init__(
         self,
         table: str | os.PathLike[str],

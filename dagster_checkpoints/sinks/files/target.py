@@ -171,7 +171,7 @@ class FileTarget(SteppedTarget):
             )
         self._current[name].write(sources, batch.id)
 
-    def seal(self, name: str) -> Sealed | None:
+    def seal(self, name: str, commit: Commit) -> Sealed | None:
         current = self._current.get(name)
         parts = current.close() if current is not None else []
         self._current.pop(name, None)

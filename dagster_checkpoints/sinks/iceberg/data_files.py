@@ -18,15 +18,14 @@ import msgspec
 
 from dagster_checkpoints.sinks.iceberg.columns import columns_of_arrow, columns_of_spark
 from dagster_checkpoints.sinks.lake.columns import Column
-from dagster_checkpoints.sinks.lake.fitting import PreparedFile
 from dagster_checkpoints.sinks.lake.keys import last_of_each_key
+from dagster_checkpoints.sinks.lake.table_log import DataFile, PreparedFile
 from dagster_checkpoints.sinks.parquet_files import arrow_schema, fits, partitions, rows_in_microseconds, spark_schema
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile as IcebergFile
     from pyiceberg.table import Table
 
-    from dagster_checkpoints.sinks.lake.table_log import DataFile
 
 _NO_BOUNDS = {"write.metadata.metrics.default": "counts"}
 

@@ -9,15 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.sinks.base import SinkContext
 from dagster_checkpoints.sinks.iceberg.columns import nested_required, unfit_for_key, unpartitionable
 from dagster_checkpoints.sinks.iceberg.data_files import file_columns, prepare
 from dagster_checkpoints.sinks.iceberg.log import IcebergLog
 from dagster_checkpoints.sinks.lake.columns import Column, SchemaEvolution
-from dagster_checkpoints.sinks.lake.fitting import FileFitting, PreparedFile, Target
-from dagster_checkpoints.sinks.lake.placement import FilesOf, PlaceRows
+from dagster_checkpoints.sinks.lake.fitting import FileFitting, Target
 from dagster_checkpoints.sinks.lake.replacement import Replacement
-from dagster_checkpoints.sinks.lake.replacements import rows_placement
+from dagster_checkpoints.sinks.lake.table_log import PreparedFile
 from dagster_checkpoints.systems.errors import SinkColumnsMismatch
 
 if TYPE_CHECKING:
@@ -57,9 +55,6 @@ class IcebergFitting(FileFitting):
 
     def prepare(self, file: Path, target: Target, scratch: Path) -> Iterator[PreparedFile]:
         return prepare(file, self._iceberg.opened, target.partition_by, scratch, self.replacement.key)
-
-    def placement(self, context: SinkContext, files_of: FilesOf) -> PlaceRows:
-        return rows_placement(self._iceberg, self.replacement, context, files_of, self._sink)
 
     def _columns_in(self, file: Path) -> tuple[Column, ...]:
         return file_columns(file)

@@ -26,9 +26,7 @@ from dagster_checkpoints.sinks.iceberg.columns import columns_of, required_colum
 from dagster_checkpoints.sinks.iceberg.data_files import described, iceberg_file
 from dagster_checkpoints.sinks.iceberg.stored_files import NoTableFiles, ObjectStoreFiles
 from dagster_checkpoints.sinks.lake.columns import Column
-from dagster_checkpoints.sinks.lake.fitting import PreparedFile
-from dagster_checkpoints.sinks.lake.rewritable_log import RewritableLog
-from dagster_checkpoints.sinks.lake.table_log import ActiveFile, LakeChange, TableFormat, TableShape
+from dagster_checkpoints.sinks.lake.table_log import ActiveFile, LakeChange, PreparedFile, TableFormat, TableLog, TableShape
 from dagster_checkpoints.sinks.unwritable import place_error
 from dagster_checkpoints.systems.errors import (
     InvalidSinkPath,
@@ -54,7 +52,7 @@ _OF_NEW_TABLES = {"format-version": "2", "write.metadata.delete-after-commit.ena
 """Each commit writes the whole metadata to a new file: the table keeps the newest hundred of them."""
 
 
-class IcebergLog(RewritableLog):
+class IcebergLog(TableLog):
     """A table, which need not exist.
 
     Args:
@@ -65,8 +63,6 @@ class IcebergLog(RewritableLog):
 
     format = TableFormat(
         name="Iceberg",
-        sink="IcebergSink",
-        tag="iceberg",
         cleaning="The removal of orphan files and the expiry of snapshots delete files that no snapshot refers to",
         rewriting="rewrite_data_files, DELETE, MERGE",
     )

@@ -53,6 +53,8 @@ class IcebergSink(LakeSink):
         >>> sink = IcebergSink("flights.hourly_delays", warehouse="lake", at_new_start="replace")
     """
 
+    kind = "iceberg"
+
     def __init__(
         self,
         table: str,

@@ -75,7 +75,6 @@ class KafkaSink(TargetSink):
 
     kind = "kafka"
     noun = "topic"
-    replaces_jobs = False
 
     def __init__(
         self,
@@ -115,6 +114,10 @@ class KafkaSink(TargetSink):
     def _shown_servers(self) -> str:
         name = getattr(self._servers, "env_var_name", None)
         return f"${name}" if isinstance(name, str) else str(self._servers)
+
+    @property
+    def replaces_jobs(self) -> bool:
+        return False
 
     @property
     def location(self) -> str:

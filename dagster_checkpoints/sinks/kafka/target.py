@@ -138,7 +138,7 @@ class KafkaTarget(AtomicTarget):
                     self._messages.check_sizes(encoded, len(POSITION) + len(place) + _DIGITS, self._message_bytes)
                     yield encoded
 
-    def seal(self, name: str) -> Sealed | None:
+    def seal(self, name: str, commit: Commit) -> Sealed | None:
         rows = sum(self._batches.pop(name, {}).values())
         return Sealed(rows, payload=self._staged.make_durable(name)) if rows else None
 

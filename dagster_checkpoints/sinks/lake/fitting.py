@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dagster_checkpoints.sinks.base import SinkContext
 from dagster_checkpoints.sinks.lake.columns import Column, SchemaEvolution, added, differences
-from dagster_checkpoints.sinks.lake.placement import FilesOf, PlaceRows
 from dagster_checkpoints.sinks.lake.replacement import Replacement
-from dagster_checkpoints.sinks.lake.table_log import TableLog, TableShape
+from dagster_checkpoints.sinks.lake.table_log import PreparedFile, TableLog, TableShape
 from dagster_checkpoints.systems.errors import SinkColumnsMismatch
 
 _ADDING = 5
@@ -37,26 +35,6 @@ class Target:
     columns: tuple[Column, ...]
     partition_by: tuple[str, ...]
     required: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedFile:
-    """A file that fits the table.
-
-    Args:
-        source: the file on this machine.
-        rows: the number of its rows.
-        nulls: the number of nulls of each column, as far as the file's footer says it; columns that it does not count are
-            missing.
-        statistics: statistics of its columns in the format's terms, as JSON.
-        partition: the partition's values by column, as the format writes them.
-    """
-
-    source: Path
-    rows: int
-    nulls: dict[str, int]
-    statistics: str
-    partition: dict[str, str | None]
 
 
 class FileFitting(ABC):
@@ -84,12 +62,13 @@ class FileFitting(ABC):
         self._evolution = evolution
         self._sink = sink
 
-    def fit(self, file: Path, owner: Callable[[], dict[str, int]]) -> Target:
+    def fit(self, file: Path, create: Callable[[str, Sequence[str]], None], check_owner: Callable[[], None]) -> Target:
         """Create the table if there is none, add new columns if they may be added, and check the stage's columns.
 
         Args:
             file: a Parquet file with the stage's columns.
-            owner: returns the numbers that a commit records; raises if this owner must change nothing.
+            create: creates the table, with these columns as text and these partition columns.
+            check_owner: raises if this owner must change nothing.
 
         Raises:
             SinkColumnsMismatch: the stage's columns do not fit, or the format has no such type.
@@ -97,14 +76,14 @@ class FileFitting(ABC):
         stage = self._stage_columns(file)
         if not self.log.exists and not self.log.find():
             self._check_partitions(stage, self._partition_by or ())
-            self.log.create(self.log.schema_of(stage), self._partition_by or (), owner())
+            create(self.log.schema_of(stage), self._partition_by or ())
         self.check_table()
         for _ in range(_ADDING):
             shape = self._checked_shape(stage)
             new = added(shape.columns, stage)
             if not new:
                 break
-            owner()
+            check_owner()
             self.log.add_columns(new)
         else:
             raise self._mismatch([f"columns {[column.name for column in new]}: expected them after they were added"])
@@ -136,15 +115,6 @@ class FileFitting(ABC):
         if problems:
             raise self._mismatch(problems)
         return shape
-
-    @abstractmethod
-    def placement(self, context: SinkContext, files_of: FilesOf) -> PlaceRows:
-        """How the rows of an instance's transactions join those of the table.
-
-        Args:
-            context: the instance.
-            files_of: returns the data files of a transaction.
-        """
 
     @abstractmethod
     def check_table(self) -> None:

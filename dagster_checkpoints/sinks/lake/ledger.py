@@ -1,4 +1,4 @@
-"""What a lake table's metadata records about the sink's instances: numbers by name, changed together with rows, in one commit.
+"""The ledger of a sink's instance in a lake table's metadata: numbers by name, changed together with rows, in one commit.
 
 Where the numbers are stored is the format's: see the modules that implement ``TableLog``. The sink uses them as a small table::
 
@@ -11,11 +11,11 @@ Where the numbers are stored is the format's: see the modules that implement ``T
     dagster-checkpoints/<pipeline>/<stage>/0/job-1.h1/branch-0/restored   likewise: the checkpoint that the branch begins at
     dagster-checkpoints/<pipeline>/<stage>/0/job-1.h1/branch-0/first      likewise: its first checkpoint
     dagster-checkpoints/<pipeline>/<stage>/0/job-1.h1/visible             the checkpoint whose rows readers see; -1: the newest
+    dagster-checkpoints/<pipeline>/<stage>/0/job-1.h1/again               number of other checkpoints whose rows readers see
+    dagster-checkpoints/<pipeline>/<stage>/0/job-1.h1/again-0             likewise: such a checkpoint
 
 Two commits that record the same name conflict, and the later one is planned again: so the numbers are compared and set in one
-step. A transaction is committed if and only if its branch has recorded its checkpoint or a later one: on one branch an instance
-commits in the order of ids. A branch gets its own number since a savepoint with smaller ids may be restored later. A stretch is
-a sequence of commits on one branch: the stretches tell the order of all commits, which matters where rows replace others.
+step. The name of the transaction that was committed last is not recorded.
 
 Values only; must not know the table or the files.
 """
@@ -23,130 +23,91 @@ Values only; must not know the table or the files.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
-from dagster_checkpoints.sinks.base import SinkContext
 from dagster_checkpoints.sinks.branches import Branch, Branches
 from dagster_checkpoints.sinks.lake.names import InstanceNames, TransactionName, owner_epoch
+from dagster_checkpoints.sinks.ledger import JobLedger, Ledger, SinkOwner
 
 _NEWEST = -1
-_AFTER_ALL = 2**62
 
 Numbers = Callable[[str], int | None]
 """Reads the log's number of a name; None if none was recorded."""
 
 
-def owner_number(context: SinkContext) -> str:
-    """The name of the number that is the epoch of the instance's newest owner."""
-    history = f"@{context.history}" if context.history else ""
-    return f"{_instance(InstanceNames(context.pipeline, context.stage, context.index))}/owner{history}"
-
-
-@dataclass(frozen=True, slots=True)
-class LakeJobLedger:
-    """What the log says about one instance of one job.
+class LakeLedger(Ledger, frozen=True):
+    """The ledger of an instance; that of a job is read when it is asked for, from the table as it was read last.
 
     Args:
-        instance: the instance.
-        job: the job's name.
-        branches: the job's branches.
-        visible: id of the checkpoint whose rows a restore has made visible, until the job's next checkpoint; None: readers see
-            the rows of the newest branch.
+        read: reads the ledger of a job that no change has replaced.
     """
 
-    instance: InstanceNames
-    job: str
-    branches: Branches
-    visible: int | None
+    read: Callable[[str], JobLedger] = lambda job: JobLedger()
 
-    def since(self, checkpoint_id: int) -> int:
-        """The first checkpoint of the branch that a new checkpoint is on; 0 for the first branch."""
-        return self.branches.branch_of(checkpoint_id)
-
-    def sees(self, checkpoint_id: int) -> bool:
-        """Whether readers see the rows that this checkpoint has committed."""
-        return self.branches.is_ancestor(checkpoint_id, _AFTER_ALL if self.visible is None else self.visible)
-
-    def showing(self, restored: int) -> dict[str, int]:
-        """The numbers to record when the rows on the way to this checkpoint are made visible; 0: none of the job's rows."""
-        return {f"{_job(self.instance, self.job)}/visible": restored}
-
-    def begun(self, restored: int, first: int) -> tuple[LakeJobLedger, dict[str, int]]:
-        """The ledger after the job's first checkpoint after a restore, and the numbers to record; none if nothing changes.
-
-        Args:
-            restored: id of the restored checkpoint or savepoint; 0 for the job's beginning.
-            first: id of the job's next checkpoint.
-        """
-        branches = self.branches.begun(restored, first)
-        name = _job(self.instance, self.job)
-        numbers: dict[str, int] = {}
-        if branches != self.branches:
-            numbers[f"{name}/branches"] = len(branches.branches)
-            for position, branch in enumerate(branches.branches):
-                numbers[f"{name}/branch-{position}/restored"] = branch.restored
-                numbers[f"{name}/branch-{position}/first"] = branch.first
-        if self.visible is not None:
-            numbers[f"{name}/visible"] = _NEWEST
-        return LakeJobLedger(self.instance, self.job, branches, None), numbers
+    def job(self, job: str) -> JobLedger:
+        return self.jobs[job] if job in self.jobs else self.read(job)
 
 
-def read_ledger(instance: InstanceNames, job: str, numbers: Numbers) -> LakeJobLedger:
-    """Read the numbers of one instance of one job."""
+def read_ledger(instance: InstanceNames, history: str, numbers: Numbers) -> LakeLedger:
+    """The ledger of an instance, with its newest owner of a history."""
+    owner = SinkOwner(numbers(owner_number(instance, history)) or 0, history)
+    return LakeLedger(owner=owner, read=lambda job: read_job(instance, job, numbers))
+
+
+def read_job(instance: InstanceNames, job: str, numbers: Numbers) -> JobLedger:
+    """What an instance has committed in a job."""
     name = _job(instance, job)
-    branches = tuple(
-        Branch(numbers(f"{name}/branch-{position}/restored") or 0, numbers(f"{name}/branch-{position}/first") or 0)
-        for position in range(numbers(f"{name}/branches") or 0)
-    )
+
+    def all_of(what: str) -> range:
+        return range(numbers(f"{name}/{what}") or 0)
+
+    def pair(what: str, first: str, second: str) -> tuple[int, int]:
+        return numbers(f"{name}/{what}/{first}") or 0, numbers(f"{name}/{what}/{second}") or 0
+
+    branches = Branches(tuple(Branch(*pair(f"branch-{at}", "restored", "first")) for at in all_of("branches")))
+    newest = {first: numbers(f"{name}/since-{first}") for first in (0, *(branch.first for branch in branches.branches))}
     visible = numbers(f"{name}/visible")
-    return LakeJobLedger(instance, job, Branches(branches), None if visible in (None, _NEWEST) else visible)
+    return JobLedger(
+        branches,
+        {first: checkpoint for first, checkpoint in newest.items() if checkpoint is not None},
+        stretches=tuple(pair(f"stretch-{at}", "since", "first") for at in all_of("stretches")),
+        shown=None if visible == _NEWEST else visible,
+        again=tuple(numbers(f"{name}/again-{at}") or 0 for at in all_of("again")),
+    )
+
+
+def owner_number(instance: InstanceNames, history: str) -> str:
+    """The name of the number that is the epoch of the instance's newest owner in a history."""
+    return f"{_instance(instance)}/owner{f'@{history}' if history else ''}"
+
+
+def changed_numbers(instance: InstanceNames, job: str, before: JobLedger, after: JobLedger) -> dict[str, int]:
+    """The numbers to record when an instance's ledger of a job changes."""
+    name = _job(instance, job)
+    numbers: dict[str, int] = {}
+    for since, checkpoint in after.newest.items():
+        if before.newest.get(since) != checkpoint:
+            numbers[f"{name}/since-{since}"] = checkpoint
+    if after.branches != before.branches:
+        numbers[f"{name}/branches"] = len(after.branches.branches)
+        for at, branch in enumerate(after.branches.branches):
+            numbers |= {f"{name}/branch-{at}/restored": branch.restored, f"{name}/branch-{at}/first": branch.first}
+    if after.stretches != before.stretches:
+        numbers[f"{name}/stretches"] = len(after.stretches)
+        for at, (since, first) in enumerate(after.stretches):
+            if before.stretches[at : at + 1] != ((since, first),):
+                numbers |= {f"{name}/stretch-{at}/since": since, f"{name}/stretch-{at}/first": first}
+    if after.shown != before.shown:
+        numbers[f"{name}/visible"] = _NEWEST if after.shown is None else after.shown
+    if after.again != before.again:
+        numbers[f"{name}/again"] = len(after.again)
+        numbers |= {f"{name}/again-{at}": checkpoint for at, checkpoint in enumerate(after.again)}
+    return numbers
 
 
 def is_committed(transaction: TransactionName, numbers: Numbers) -> bool:
     """Whether a transaction has been committed at some time, also if its rows were taken back since."""
-    return (numbers(_since(transaction)) or 0) >= transaction.checkpoint_id
-
-
-def newest(transaction: TransactionName) -> dict[str, int]:
-    """The number that says that a transaction is committed."""
-    return {_since(transaction): transaction.checkpoint_id}
-
-
-def committing(transaction: TransactionName, numbers: Numbers) -> dict[str, int]:
-    """The numbers to record with a transaction's rows."""
-    job = _job(transaction.instance, transaction.job)
-    count = numbers(f"{job}/stretches") or 0
-    if count and numbers(f"{job}/stretch-{count - 1}/since") == transaction.since:
-        return newest(transaction)
-    begun = {
-        f"{job}/stretches": count + 1,
-        f"{job}/stretch-{count}/since": transaction.since,
-        f"{job}/stretch-{count}/first": transaction.checkpoint_id,
-    }
-    return {**newest(transaction), **begun}
-
-
-def commit_order(instance: InstanceNames, job: str, committed: Iterable[TransactionName], numbers: Numbers) -> list[int]:
-    """The ids of the checkpoints that an instance of a job has committed, in the order of their commits.
-
-    Args:
-        instance: the instance.
-        job: the job's name.
-        committed: its committed transactions.
-        numbers: reads the log's numbers.
-    """
-    name = _job(instance, job)
-    stretches = [
-        (numbers(f"{name}/stretch-{number}/since"), numbers(f"{name}/stretch-{number}/first") or 0)
-        for number in range(numbers(f"{name}/stretches") or 0)
-    ]
-
-    def stretch(one: TransactionName) -> int:
-        """The last stretch of the branch that began at or before the checkpoint; -1: before stretches were recorded."""
-        found = (at for at, (since, first) in enumerate(stretches) if since == one.since and first <= one.checkpoint_id)
-        return max(found, default=-1)
-
-    return [one.checkpoint_id for one in sorted(committed, key=lambda one: (stretch(one), one.checkpoint_id))]
+    newest = numbers(f"{_job(transaction.instance, transaction.job)}/since-{transaction.since}")
+    return newest is not None and newest >= transaction.checkpoint_id
 
 
 def committed_of(transactions: Iterable[TransactionName], numbers: Numbers) -> list[TransactionName]:
@@ -167,10 +128,6 @@ def committed_of(transactions: Iterable[TransactionName], numbers: Numbers) -> l
 def describe(numbers: Mapping[str, int]) -> dict[str, str]:
     """Numbers as text, for the information that a commit carries for people."""
     return {name: str(number) for name, number in numbers.items()}
-
-
-def _since(transaction: TransactionName) -> str:
-    return f"{_job(transaction.instance, transaction.job)}/since-{transaction.since}"
 
 
 def _job(instance: InstanceNames, job: str) -> str:

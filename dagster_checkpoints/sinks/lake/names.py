@@ -21,9 +21,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from uuid import uuid4
 
-from dagster_checkpoints.sinks.base import SinkContext
-from dagster_checkpoints.sinks.transactions import stages_for_newer_owner
-
 _DATA = "dagster-checkpoints"
 _OWN = "_dagster_checkpoints"
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
@@ -33,6 +30,7 @@ _TRANSACTION = re.compile(
     rf"(?P<id>\d+)-since-(?P<since>\d+)-(?P<attempt>{_NAME})-(?P<number>\d{{6,}})\.json"
 )
 _AGAIN = re.compile("/again-[0-9a-f]{12}/")
+_JOB = re.compile(r"^job\d+-")
 _ATTEMPT = re.compile(r"job(?P<job>\d+)-e(?P<epoch>\d+)(?:\.(?P<history>\w+))?-.*")
 _REMAINDER = re.compile(r"e(?P<epoch>\d+)-[0-9a-f]+-of-(?P<job>\d+(?:\.\w+)?|others)-\d+\.parquet")
 _DATA_FILE = re.compile(
@@ -71,7 +69,7 @@ class InstanceNames:
         """The folder of a transaction's data files.
 
         Args:
-            attempt: the attempt that wrote them, see :func:`attempt_name`.
+            attempt: the attempt that wrote them, with its job and its owner.
             number: the transaction's number in that attempt, from 0.
         """
         return f"{_DATA}/{self.pipeline}/{self.stage}-{self.index}/{attempt}/{number:06d}"
@@ -87,10 +85,10 @@ class TransactionName:
 
     Args:
         instance: the instance that wrote it.
-        job: the job, see :func:`job_name`.
+        job: the job: its number, with the history that counts it.
         checkpoint_id: the checkpoint that it was pre-committed for.
         since: the first checkpoint of the branch that the checkpoint is on; 0 for the job's first branch.
-        attempt: the attempt that wrote it, see :func:`attempt_name`.
+        attempt: the attempt that wrote it, with its job and its owner.
         number: its number in that attempt, from 0.
     """
 
@@ -106,6 +104,11 @@ class TransactionName:
         """The name of its file."""
         name = f"{self.checkpoint_id}-since-{self.since}-{self.attempt}-{self.number:06d}.json"
         return f"{self.instance.transactions}/{self.job}/{name}"
+
+    @property
+    def staged(self) -> str:
+        """The transaction's name in a checkpoint."""
+        return staged_name(self.attempt, self.number)
 
     @property
     def data(self) -> str:
@@ -144,6 +147,17 @@ def parse_transaction(file: str) -> TransactionName | None:
     )
 
 
+def staged_name(attempt: str, number: int) -> str:
+    """The name in a checkpoint of the transaction with this number of an attempt, as :class:`StagedName` has it."""
+    return f"{_JOB.sub('', attempt)}-{number:06d}"
+
+
+def attempt_and_number(staged: str, job: str) -> tuple[str, int]:
+    """The attempt of a job's transaction, with its job and owner, and the transaction's number; see :func:`staged_name`."""
+    attempt, _, number = staged.rpartition("-")
+    return f"job{job.partition('.')[0]}-{attempt}", int(number)
+
+
 def renewed_name(file: str) -> str:
     """A new name for a data file that was removed from the table and is added to it again."""
     folder, _, name = original_name(file).rpartition("/")
@@ -163,32 +177,6 @@ def pipeline_folder(pipeline: str) -> str:
 def transactions_in(files: Iterable[str]) -> list[TransactionName]:
     """The transactions among files."""
     return [name for file in files if (name := parse_transaction(file)) is not None]
-
-
-def job_name(context: SinkContext) -> str:
-    """The job's number, with the history that counts it."""
-    return f"{context.job_id}.{context.history}" if context.history else str(context.job_id)
-
-
-def attempt_name(context: SinkContext) -> str:
-    """The attempt, with its job and its owner."""
-    owner = f"e{context.epoch}.{context.history}" if context.history else f"e{context.epoch}"
-    return f"job{context.job_id}-{owner}-{context.attempt}"
-
-
-def is_newer_owners(attempt: str, context: SinkContext) -> bool:
-    """Whether an attempt of this name belongs to a newer owner than the one of `context`.
-
-    Epochs of two histories cannot be compared.
-
-    Args:
-        attempt: the attempt's name, see :func:`attempt_name`.
-        context: the instance that asks.
-    """
-    found = _ATTEMPT.fullmatch(attempt)
-    if found is None or (found["history"] or "") != context.history:
-        return False
-    return stages_for_newer_owner(context.epoch, int(found["epoch"]))
 
 
 def owner_epoch(attempt: str) -> int:

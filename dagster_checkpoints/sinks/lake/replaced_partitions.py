@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dagster_checkpoints.sinks.base import SinkContext
+from dagster_checkpoints.sinks.engine import SinkScope
+from dagster_checkpoints.sinks.lake.earlier_jobs import transactions_of
 from dagster_checkpoints.sinks.lake.ledger import committed_of
-from dagster_checkpoints.sinks.lake.names import TransactionName, job_name, pipeline_folder, transactions_in
+from dagster_checkpoints.sinks.lake.names import TransactionName
 from dagster_checkpoints.sinks.lake.placement import FilesOf, Placement
-from dagster_checkpoints.sinks.lake.rewritable_log import RewritableLog
-from dagster_checkpoints.sinks.lake.table_log import DataFile
+from dagster_checkpoints.sinks.lake.table_log import DataFile, TableLog
 
 
 class JobPartitions:
@@ -21,21 +21,19 @@ class JobPartitions:
 
     Args:
         log: the table.
-        context: an instance of the job.
+        scope: an instance of the job.
         files_of: returns the data files of a transaction.
     """
 
-    def __init__(self, log: RewritableLog, context: SinkContext, files_of: FilesOf) -> None:
+    def __init__(self, log: TableLog, scope: SinkScope, files_of: FilesOf) -> None:
         self._log = log
-        self._context = context
+        self._scope = scope
         self._files_of = files_of
         self._known: dict[TransactionName, frozenset[tuple[str | None, ...]]] = {}
 
     def written(self) -> set[tuple[str | None, ...]]:
         """The values of the partitions' columns, for the table as it was read last."""
-        found = transactions_in(self._log.files.sizes(pipeline_folder(self._context.pipeline)))
-        job = job_name(self._context)
-        of_job = [name for name in found if name.instance.stage == self._context.stage and name.job == job]
+        of_job = [name for name in transactions_of(self._log, self._scope) if name.job == self._scope.job]
         partitions: set[tuple[str | None, ...]] = set()
         for name in committed_of(of_job, self._log.number):
             if name not in self._known:
@@ -53,7 +51,7 @@ class ReplacedPartitions:
         job: the partitions that the job has written to.
     """
 
-    def __init__(self, log: RewritableLog, files: Sequence[DataFile], job: JobPartitions) -> None:
+    def __init__(self, log: TableLog, files: Sequence[DataFile], job: JobPartitions) -> None:
         self._log = log
         self._files = files
         self._job = job

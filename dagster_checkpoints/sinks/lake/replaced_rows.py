@@ -23,12 +23,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dagster_checkpoints.sinks.base import SinkContext
+from dagster_checkpoints.sinks.engine import SinkScope
 from dagster_checkpoints.sinks.lake.keys import KeyColumns, key_types, newest_of_each_key, split, with_keys
 from dagster_checkpoints.sinks.lake.names import TransactionName, origin_of, remainder_epoch
 from dagster_checkpoints.sinks.lake.placement import Placement
-from dagster_checkpoints.sinks.lake.rewritable_log import RewritableLog
-from dagster_checkpoints.sinks.lake.table_log import ActiveFile, DataFile
+from dagster_checkpoints.sinks.lake.table_log import ActiveFile, DataFile, TableLog
 from dagster_checkpoints.systems.errors import SinkUnavailable
 
 _ROWS_AT_A_TIME = 2_000_000
@@ -53,7 +52,7 @@ class ReplacedRows:
 
     Args:
         log: the table.
-        context: the instance that commits.
+        scope: the instance that commits.
         sink: the sink as errors name it.
         name: the transaction.
         files: its data files, in the order in which their rows were written.
@@ -62,15 +61,15 @@ class ReplacedRows:
 
     def __init__(
         self,
-        log: RewritableLog,
-        context: SinkContext,
+        log: TableLog,
+        scope: SinkScope,
         sink: str,
         name: TransactionName,
         files: Sequence[DataFile],
         key: Sequence[str],
     ) -> None:
         self._log = log
-        self._context = context
+        self._scope = scope
         self._sink = sink
         self._name = name
         self._files = {file.path: file for file in files}
@@ -92,7 +91,7 @@ class ReplacedRows:
         superseded = self._superseded()
         origins: list[ActiveFile | DataFile] = [*remove, *superseded]
         for file in origins:
-            origin = origin_of(file.path, self._context.pipeline, self._context.stage)
+            origin = origin_of(file.path, self._scope.pipeline, self._scope.stage)
             groups[_Group(tuple(file.partition.items()), origin)].add(file.path)
         add = [file for file in self._files.values() if file not in superseded]
         for group, paths in groups.items():
@@ -187,7 +186,7 @@ class ReplacedRows:
         files, sources = [], {}
         for part in parts:
             prepared = self._log.described(part, partition)
-            path = self._name.remainder(self._context.epoch, self._token, origin, len(self._written))
+            path = self._name.remainder(self._scope.owner.epoch, self._token, origin, len(self._written))
             self._written.append(path)
             files.append(DataFile(path, part.stat().st_size, prepared.rows, prepared.statistics, partition))
             sources[path] = part
@@ -198,7 +197,7 @@ class ReplacedRows:
         """Delete what an attempt to commit this transaction has left; files of a newer owner stay."""
         left = self._log.files.sizes(self._name.remainders)
         self._log.files.delete(
-            path for path in left if (epoch := remainder_epoch(path)) is not None and 0 < epoch <= self._context.epoch
+            path for path in left if (epoch := remainder_epoch(path)) is not None and 0 < epoch <= self._scope.owner.epoch
         )
 
 

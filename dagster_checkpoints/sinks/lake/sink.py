@@ -1,4 +1,4 @@
-"""Base of sinks that write rows to a lake table: the life of an instance.
+"""Base of sinks that write rows to a lake table: their settings; :mod:`target` has the rows.
 
 Must not import Spark. Batches arrive as Parquet files that are already written; where the table's format allows it, they become
 the table's data files as they are.
@@ -6,30 +6,25 @@ the table's data files as they are.
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, get_args
+from typing import get_args
 
 from dagster_checkpoints.files.urls import local_path
-from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, TwoPhaseCommitSink
+from dagster_checkpoints.sinks.base import AtNewStart, SinkContext
 from dagster_checkpoints.sinks.lake.columns import SchemaEvolution
 from dagster_checkpoints.sinks.lake.fitting import FileFitting
-from dagster_checkpoints.sinks.lake.instance import LakeInstance
 from dagster_checkpoints.sinks.lake.names import VALID_NAME
-from dagster_checkpoints.sinks.lake.new_start import check_new_start
 from dagster_checkpoints.sinks.lake.replacement import Replacement
+from dagster_checkpoints.sinks.lake.target import LakeTarget
+from dagster_checkpoints.sinks.target_sink import TargetSink
 from dagster_checkpoints.sinks.unwritable import try_directory
-from dagster_checkpoints.systems.errors import InvalidSinkPath, SinkNotOpen
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from dagster_checkpoints.systems.errors import InvalidSinkPath
 
 
-class LakeSink(TwoPhaseCommitSink):
+class LakeSink(TargetSink):
     """Commits a stage's rows to a lake table: one commit per instance and checkpoint.
 
     Args:
@@ -43,6 +38,8 @@ class LakeSink(TwoPhaseCommitSink):
         ValueError: a setting has none of its values, or does not go with another one.
     """
 
+    noun = "table"
+
     def __init__(
         self,
         at_new_start: AtNewStart,
@@ -51,23 +48,14 @@ class LakeSink(TwoPhaseCommitSink):
         key: str | Sequence[str] | None = None,
         overwrite_partitions: bool = False,
     ) -> None:
-        for name, value, values in (
-            ("at_new_start", at_new_start, get_args(AtNewStart)),
-            ("schema_evolution", schema_evolution, get_args(SchemaEvolution)),
-        ):
-            if value not in values:
-                raise ValueError(f"expected {type(self).__name__}({name}=...) to be one of {', '.join(values)}, found {value!r}")
-        self.at_new_start: AtNewStart = at_new_start
+        super().__init__(at_new_start)
+        if schema_evolution not in get_args(SchemaEvolution):
+            raise ValueError(f"expected {type(self).__name__}(schema_evolution='refuse' or 'add'), found {schema_evolution!r}")
         self.partition_by = _names(partition_by) or None
         self.schema_evolution: SchemaEvolution = schema_evolution
         self.key = _names(key)
         self.overwrite_partitions = overwrite_partitions
         _check_replacement(self)
-        self._instance: LakeInstance | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Configuration only: a copy in another instance or process is opened separately.
-        return {**self.__dict__, "_instance": None}
 
     @property
     def supported_output_modes(self) -> frozenset[str]:  # type: ignore[override]
@@ -77,6 +65,14 @@ class LakeSink(TwoPhaseCommitSink):
     @property
     def bounded_only(self) -> bool:
         return self.overwrite_partitions
+
+    @property
+    def replaces_jobs(self) -> bool:
+        return not self.overwrite_partitions
+
+    @property
+    def replaces_by_key(self) -> bool:
+        return bool(self.key)
 
     @property
     def appends(self) -> bool:
@@ -91,24 +87,23 @@ class LakeSink(TwoPhaseCommitSink):
     def _new_fitting(self) -> FileFitting:
         """Fits files to the table, which has not been read."""
 
+    def new_target(self) -> LakeTarget:
+        return LakeTarget(self._new_fitting(), str(self))
+
     def check_new_start(self, context: SinkContext) -> None:
         """Check whether a new job may write to the table; changes nothing.
 
         Raises:
             SinkHoldsEarlierRows: with ``at_new_start="refuse"``: an earlier job of this stage has committed rows to the table.
-            SinkPathInUse: the table holds rows of a job with the number that the new job will have.
+            SinkPathInUse: the table holds rows of a job with the number that the new job will have; or, with
+                ``at_new_start="replace"`` and a key, another program may have rewritten the table's rows.
             SinkColumnsMismatch: the table asks something of its writers that this sink does not do.
-            SinkCannotTakeBack: with ``at_new_start="replace"`` and a key: another program may have rewritten the table's rows.
             InvalidSinkPath: the table's directory cannot be written.
             SinkUnavailable: the location cannot be read, or its file system is full.
         """
         self._check_names(context)
         self._try_directory(f"Stage {context.stage!r} of pipeline {context.pipeline!r}: {self}")
-        fitting = self._new_fitting()
-        with closing(fitting.log):
-            if fitting.log.find():
-                fitting.check_table()
-                check_new_start(fitting.log, context, self.at_new_start, by_key=bool(self.key), sink=str(self))
+        super().check_new_start(context)
 
     def check_target(self, context: SinkContext, rows: Path) -> None:
         """Check that the table can be read, its directory be written, and that the stage's columns fit the table.
@@ -134,70 +129,13 @@ class LakeSink(TwoPhaseCommitSink):
             SinkColumnsMismatch: the table asks something of its writers that this sink does not do.
         """
         self._check_names(context)
-        fitting = self._new_fitting()
-        if fitting.log.find():
-            fitting.check_table()
-        self._instance = LakeInstance(fitting.log, context, fitting, str(self))
-        self._instance.take_fence()
-
-    def write(self, batch: DataFrame, files: Sequence[str], batch_id: int) -> None:
-        """Put the batch's files into the table's location, where readers of the table do not see them.
-
-        Raises:
-            SinkColumnsMismatch: the columns do not fit the table.
-            SinkRowsRefused: a column that holds no nulls in the table has nulls.
-        """
-        instance = self._opened()
-        paths = [_local(file) for file in files]
-        with TemporaryDirectory(prefix="lake-sink-") as scratch:
-            instance.write(paths, batch_id, Path(scratch))
-
-    def pre_commit(self, checkpoint_id: int) -> str | None:
-        return self._opened().pre_commit(checkpoint_id)
-
-    def commit(self, transaction: str) -> SinkCommit:
-        """Make the transaction's files part of the table in one commit, unless its log says that they were committed.
-
-        Raises:
-            SinkTransactionLost: files of the transaction have been deleted.
-            SinkTargetChanged: the table was dropped, or created again.
-            SinkColumnsMismatch: the table was changed so that the rows do not fit any more.
-            SinkFenced: a newer run of the pipeline writes to the table, and the transaction is not committed.
-            UnreadableSinkTransaction: the text is not a transaction of this kind of sink.
-        """
-        return self._opened().transactions.commit(transaction)
-
-    def abort(self, transaction: str) -> None:
-        transactions = self._opened().transactions
-        transactions.abort([transactions.decode(transaction)[1]])
-
-    def transaction_files(self, transaction: str) -> dict[str, Path]:
-        return self._opened().transactions.savepoint_files(transaction)
-
-    def restore_transaction(self, transaction: str, files: Mapping[str, Path]) -> None:
-        """Put a savepoint's files into the table's location again, unless they are there.
-
-        Raises:
-            UnreadableSinkTransaction: the text is not a transaction of this kind of sink.
-        """
-        if files:
-            self._opened().transactions.restore(transaction, files)
+        super().open(context)
 
     def recover(self, committed: Sequence[str], *, restored: int | None = None) -> None:
-        self._opened().recover(committed, restored)
-
-    def start_new(self) -> None:
-        self._opened().start_new(replace=self.at_new_start == "replace")
-
-    def close(self) -> None:
-        if self._instance is not None:
-            self._instance.close()
-        self._instance = None
-
-    def _opened(self) -> LakeInstance:
-        if self._instance is None:
-            raise SinkNotOpen(f"{self}: expected open(context) before any other call, found that the sink is not open")
-        return self._instance
+        target = self._opened().target
+        if self.overwrite_partitions and restored is None and isinstance(target, LakeTarget):
+            target.check_continued()
+        super().recover(committed, restored=restored)
 
     def _try_directory(self, sink: str) -> None:
         directory = local_path(self.uri) if self.uri is not None else None
@@ -230,7 +168,3 @@ def _check_replacement(sink: LakeSink) -> None:
             f"expected {name}(at_new_start='keep' or 'refuse') with overwrite_partitions=True, found 'replace', which removes "
             "all rows of earlier jobs. With 'keep' a new job replaces the partitions that it writes to"
         )
-
-
-def _local(file: str) -> Path:
-    return local_path(file) or Path(os.path.abspath(file))

@@ -8,13 +8,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from dagster_checkpoints.sinks.lake.columns import Column
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from dagster_checkpoints.systems.table_files import TableFiles
 
 
@@ -52,6 +55,26 @@ class ActiveFile:
     logged: str
     size: int
     rows: int | None
+    partition: dict[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedFile:
+    """A file that fits the table.
+
+    Args:
+        source: the file on this machine.
+        rows: the number of its rows.
+        nulls: the number of nulls of each column, as far as the file's footer says it; columns that it does not count are
+            missing.
+        statistics: statistics of its columns in the format's terms, as JSON.
+        partition: the partition's values by column, as the format writes them.
+    """
+
+    source: Path
+    rows: int
+    nulls: dict[str, int]
+    statistics: str
     partition: dict[str, str | None]
 
 
@@ -114,15 +137,11 @@ class TableFormat:
 
     Args:
         name: its name.
-        sink: the name of the sink's class.
-        tag: the format in the text of a transaction.
         cleaning: a sentence: what deletes files that the table does not refer to, and when; without its full stop.
         rewriting: the operations of other programs that replace files.
     """
 
     name: str
-    sink: str
-    tag: str
     cleaning: str
     rewriting: str
 
@@ -203,6 +222,32 @@ class TableLog(ABC):
 
     def close(self) -> None:  # noqa: B027 - optional
         """Release the connection; the table can be read again."""
+
+    @abstractmethod
+    def active(self, bounds: Mapping[str, tuple[pa.Scalar, pa.Scalar]] | None = None) -> list[ActiveFile]:
+        """The files whose rows readers see, as the table was read last; the table exists.
+
+        Args:
+            bounds: the smallest and the largest value of columns: without files that hold no row with values within them,
+                as far as the metadata says it.
+        """
+
+    @abstractmethod
+    def readable(self, name: str) -> Any:
+        """A file for ``pyarrow.parquet``: its path, or an opened file that fetches only the parts that are read."""
+
+    @abstractmethod
+    def arrow_types(self) -> dict[str, pa.DataType]:
+        """The type of each column of the table, as Arrow has it."""
+
+    @abstractmethod
+    def described(self, file: Path, partition: Mapping[str, str | None]) -> PreparedFile:
+        """A file that fits the table, with its statistics.
+
+        Args:
+            file: a Parquet file on this machine.
+            partition: the partition's values by column.
+        """
 
     @abstractmethod
     def check_may_remove(self) -> None:

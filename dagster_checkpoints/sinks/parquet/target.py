@@ -183,7 +183,7 @@ class ParquetTarget(SteppedTarget):
             place(file, folder / f"{prefix}{number:04d}-{self._scope.index}-{self._scope.attempt}.parquet")
         rows[batch.id] = sum(map(parquet_rows, batch.files))
 
-    def seal(self, name: str) -> Sealed | None:
+    def seal(self, name: str, commit: Commit) -> Sealed | None:
         folder = self._staging / name
         sync(folder)
         sync(self._staging)

@@ -185,7 +185,7 @@ class SqlTarget(AtomicTarget):
         one.end += rows
         self._copies.keep(name, batch.id, batch.files)
 
-    def seal(self, name: str) -> Sealed | None:
+    def seal(self, name: str, commit: Commit) -> Sealed | None:
         rows = sum(map(len, self._open.pop(name, _StagedBatches()).batches.values()))
         return Sealed(rows) if rows else None
 

@@ -1,0 +1,430 @@
+"""The target of sinks of lake tables: rows and ledger change together, in one commit of the table's log.
+
+::
+
+    stage      files go below the table's location, where its metadata does not name them
+    seal       a file names them: the transaction
+    transact   ONE commit: files become part of the table or leave it, and the ledger's numbers are recorded
+
+A table that does not exist is created for the first rows; what the ledger says until then is recorded with it. Must not import
+Spark, nor know a table format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from dagster_checkpoints.sinks.engine import Plan, SinkScope
+from dagster_checkpoints.sinks.lake.columns import added, differences
+from dagster_checkpoints.sinks.lake.earlier_jobs import files_of_other_jobs, visible_rows
+from dagster_checkpoints.sinks.lake.fitting import FileFitting
+from dagster_checkpoints.sinks.lake.fitting import Target as Fitted
+from dagster_checkpoints.sinks.lake.ledger import (
+    changed_numbers,
+    committed_of,
+    describe,
+    is_committed,
+    owner_number,
+    read_job,
+    read_ledger,
+)
+from dagster_checkpoints.sinks.lake.names import (
+    InstanceNames,
+    TransactionName,
+    attempt_and_number,
+    staged_name,
+    transactions_in,
+)
+from dagster_checkpoints.sinks.lake.placement import RowPlacement
+from dagster_checkpoints.sinks.lake.replacement import rows_placement
+from dagster_checkpoints.sinks.lake.table_log import ActiveFile, DataFile, LakeChange, PreparedFile, StagedTransaction
+from dagster_checkpoints.sinks.lake.transactions import TransactionFiles
+from dagster_checkpoints.sinks.lake.visibility import RowVisibility
+from dagster_checkpoints.sinks.ledger import Change, Commit, Ledger, Staged, StagedName
+from dagster_checkpoints.sinks.target import AtomicTarget, Batch, Guard, Sealed
+from dagster_checkpoints.systems.errors import (
+    SinkCannotTakeBack,
+    SinkColumnsMismatch,
+    SinkError,
+    SinkRowsRefused,
+    SinkTargetChanged,
+    few,
+)
+
+
+class LakeTarget(AtomicTarget):
+    """A lake table, for one instance.
+
+    Args:
+        fitting: fits the stage's files to the table, which has not been read.
+        sink: the sink as errors name it.
+    """
+
+    def __init__(self, fitting: FileFitting, sink: str) -> None:
+        self._log = fitting.log
+        self._fitting = fitting
+        self._sink = sink
+        self._files = TransactionFiles(fitting.log, sink)
+        self._by_key = bool(fitting.replacement.key)
+        self._open: dict[str, dict[int, list[DataFile]]] = {}
+        self._waiting: Ledger | None = None  # of a table that does not exist
+        self._fitted: Fitted | None = None
+        self._marked = False
+        self._copies: TemporaryDirectory[str] | None = None
+
+    @property
+    def place(self) -> str:
+        return ""
+
+    # Before a run
+
+    def jobs(self, scope: SinkScope) -> list[str]:
+        """The jobs of the stage with rows that readers see; other stages and programs may write to the table."""
+        self._scope = scope
+        if not self._log.find():
+            return []
+        self._fitting.check_table()
+        return sorted({job for _, job in visible_rows(self._log, scope, by_key=self._by_key)})
+
+    def foreign(self) -> list[str]:
+        """In a table where rows replace others by key, files that may hold rows of an earlier job besides those of others."""
+        if not (self._by_key and self._log.exists and visible_rows(self._log, self._scope, by_key=True)):
+            return []
+        _, others = files_of_other_jobs(self._log, self._scope)
+        if not others:
+            return []
+        return [f"{few(others)}: of another program, or rewritten by one ({self._log.format.rewriting})"]
+
+    def check_continued(self) -> None:
+        """Check that a job that continues a savepoint of another job finds none of its rows, where rows replace partitions.
+
+        Raises:
+            SinkCannotTakeBack: it finds some.
+        """
+        if not self._exists():
+            return
+        self._log.refresh()
+        jobs = {job for _, job in visible_rows(self._log, self._scope, by_key=False)} - {self._scope.job}
+        if jobs:
+            raise SinkCannotTakeBack(
+                f"{self._sink}: job {self._scope.job} continues from a savepoint of another job, and its rows replace those of "
+                f"their partitions; expected no rows of stage {self._scope.stage!r} in the table, found rows of job "
+                f"{', '.join(sorted(jobs))}: the savepoint does not say which of them belong to it. Give the sink another table; "
+                "or begin a new job that writes all rows again"
+            )
+
+    # A run
+
+    def open(self, scope: SinkScope, guard: Guard) -> None:
+        self._scope, self._guard = scope, guard
+        self._names = InstanceNames(scope.pipeline, scope.stage, scope.index)
+        self._attempt, _ = attempt_and_number(StagedName(scope.owner, scope.attempt, 0).text, scope.job)
+        self._placements = rows_placement(self._log, self._fitting.replacement, scope, self._files.data_files, self._sink)
+        if self._log.find():
+            self._fitting.check_table()
+
+    def close(self) -> None:
+        """Delete the open transactions and the copies."""
+        self._drop_copies()
+        files = [file.path for batches in self._open.values() for batch in batches.values() for file in batch]
+        self._open = {}
+        with suppress(SinkError, OSError):  # a later start deletes what is left
+            self._log.files.delete(files)
+        self._log.close()
+
+    def read_ledger(self) -> Ledger:
+        if self._exists():
+            self._log.refresh()
+        return self._ledger()
+
+    def committed(self, job: str) -> list[Commit]:
+        found = committed_of((name for name in self._existing() if name.job == job), self._log.number)
+        return [Commit(job, name.instance.index, name.checkpoint_id) for name in found]
+
+    # Staged rows
+
+    def stage(self, name: str, batch: Batch) -> None:
+        """Put the batch's files into the table's location; its table is created, and gets new columns, if necessary."""
+        batches = self._open.setdefault(name, {})
+        self._log.files.delete(file.path for file in batches.pop(batch.id, ()))  # the same batch, written a second time
+        if not batch.files:
+            return
+        with TemporaryDirectory(prefix="lake-sink-") as scratch:
+            fitted = self._fitting.fit(batch.files[0], self._create, lambda: self._guard(self._ledger()))
+            self._exists()
+            self._fitted = fitted = self._fitted or fitted
+            prepared = [part for file in batch.files for part in self._fitting.prepare(file, fitted, Path(scratch))]
+            self._check_nulls(prepared, fitted)
+            if not prepared:
+                return
+            self._mark_attempt()
+            folder = self._names.data(*attempt_and_number(name, self._scope.job))
+            named = {f"{folder}/part-{batch.id:06d}-{number:04d}.parquet": part for number, part in enumerate(prepared)}
+            batches[batch.id] = [
+                DataFile(path, part.source.stat().st_size, part.rows, part.statistics, part.partition)
+                for path, part in named.items()
+            ]
+            self._log.files.place_all({path: part.source for path, part in named.items()})
+
+    def seal(self, name: str, commit: Commit) -> Sealed | None:
+        files = [file for _, batch in sorted(self._open.pop(name, {}).items()) for file in batch]
+        if not files:
+            return None
+        assert self._fitted is not None
+        staged = StagedTransaction(self._fitted.table, self._fitted.schema, self._fitted.partition_by, tuple(files))
+        self._files.put(self._transaction(name, commit), staged)
+        return Sealed(sum(file.rows for file in files), sum(file.size for file in files), len(files))
+
+    def staged(self) -> list[str]:
+        """Also open transactions of other attempts: an attempt numbers its transactions, and only the last one can be open."""
+        existing = self._existing()
+        sealed = [name.staged for name in existing if not is_committed(name, self._log.number)]
+        return [*sealed, *self._left_open(existing)]
+
+    def discard(self, names: Sequence[str]) -> None:
+        existing = self._existing()
+        left_open = {name: file for name, file in self._left_open(existing).items() if name in names}
+        for name, marker in left_open.items():
+            self._check_owner()  # right before each deletion: an object store has no fenced deletion
+            attempt, number = marker.rpartition("/")[2], int(name.rpartition("-")[2])
+            self._log.files.delete(self._log.files.sizes(self._names.data(attempt, number)))
+        for sealed in existing:
+            if sealed.staged in names:
+                self._check_owner()
+                if not is_committed(sealed, self._log.number):
+                    self._files.delete(sealed)
+        self._log.files.delete(left_open.values())
+
+    def copies(self, staged: Staged) -> dict[str, Path]:
+        self._drop_copies()
+        self._copies = TemporaryDirectory(prefix="lake-savepoint-")
+        return self._files.saved(self._transaction(staged.name, staged.commit), Path(self._copies.name))
+
+    def restage(self, staged: Staged, files: Mapping[str, Path]) -> None:
+        content = self._files.from_savepoint(files)
+        if not self._exists():
+            self._create(content.schema, content.partition_by)
+        self._files.restore(self._transaction(staged.name, staged.commit), content, files)
+
+    # Changes
+
+    def transact(self, plan: Plan) -> str | None:
+        if not self._exists():
+            change = plan(self._ledger())
+            if change is None:
+                return None
+            if not change.moves.publish:
+                self._waiting = change.ledger
+                return None
+            first = change.moves.publish[0]
+            content = self._files.complete(self._transaction(first.name, first.commit))
+            self._create(content.schema, content.partition_by)
+        placed: dict[str, RowPlacement] = {}
+        version = self._log.commit(lambda: self._planned(plan, placed))
+        for placement in placed.values():
+            placement.committed()
+        return None if version is None else str(version)
+
+    def _planned(self, plan: Plan, placed: dict[str, RowPlacement]) -> LakeChange | None:
+        """The commit for a change, from the table as it was read last.
+
+        Args:
+            plan: the change.
+            placed: the placements of the transactions that are published, by name; new ones are added.
+        """
+        before = self._ledger()
+        change = plan(before)
+        if change is None:
+            return None
+        numbers = self._numbers(before, change)
+        add: list[DataFile] = []
+        remove: list[DataFile | ActiveFile] = []
+        if change.alone:
+            files, more = self._other_jobs(change.job)
+            remove += files
+            numbers |= more
+        if change.moves.hide or change.moves.show:
+            moved = self._moved(change)
+            add += moved.add
+            remove += moved.remove
+        for staged in change.moves.publish:
+            if staged.name not in placed:
+                placed[staged.name] = self._placement(self._transaction(staged.name, staged.commit))
+            files_of = placed[staged.name].plan()
+            add += files_of.add
+            remove += files_of.remove
+        if not add and not remove and all(self._log.number(name) == number for name, number in numbers.items()):
+            return None
+        replaces = bool(change.moves.publish) and bool(self._fitting.replacement)
+        read_rows = replaces or (change.alone and self._by_key)
+        return LakeChange(add, remove, numbers, self._described(change, numbers), read_rows)
+
+    def _numbers(self, before: Ledger, change: Change) -> dict[str, int]:
+        """The numbers to record. The owner is among them always, so that a commit of an older owner conflicts."""
+        owner = self._scope.owner
+        numbers = {owner_number(self._names, owner.history): owner.epoch} if owner.epoch else {}
+        if change.job in change.ledger.jobs:
+            numbers |= changed_numbers(self._names, change.job, before.job(change.job), change.ledger.jobs[change.job])
+        return numbers
+
+    def _other_jobs(self, job: str) -> tuple[list[DataFile | ActiveFile], dict[str, int]]:
+        """The files with rows of all other jobs, and the numbers to record with their removal.
+
+        The owner is recorded for all their instances, too: otherwise one of theirs might commit behind it.
+        """
+        owner = self._scope.owner
+        others = {of: names for of, names in visible_rows(self._log, self._scope, by_key=self._by_key).items() if of[1] != job}
+        numbers: dict[str, int] = {}
+        for instance, other in others:
+            ledger = read_job(instance, other, self._log.number)
+            numbers |= changed_numbers(instance, other, ledger, ledger.showing(0))
+            if owner.epoch:
+                numbers[owner_number(instance, owner.history)] = owner.epoch
+        if not others:
+            return [], {}
+        if not self._by_key:
+            visibility = RowVisibility(self._log, self._files, self._sink)
+            names = [name for names in others.values() for name in names]
+            return list(visibility.hidden(names, "for this new start with at_new_start='replace'")), numbers
+        files, foreign = files_of_other_jobs(self._log, self._scope)
+        if foreign:
+            raise SinkCannotTakeBack(
+                f"{self._sink}: this run is a new start with at_new_start='replace', and expected a table with rows of stage "
+                f"{self._scope.stage!r} only, found {len(foreign)} files that another program has written ({few(foreign)}): they "
+                f"may hold rows of earlier jobs, if that program has rewritten the table ({self._log.format.rewriting}), or rows "
+                "of its own. Nothing was changed. "
+                "Choose at_new_start='keep', which replaces rows by key; or delete the rows yourself; or write to another table"
+            )
+        return list(files), numbers
+
+    def _moved(self, change: Change) -> LakeChange:
+        committed = committed_of((name for name in self._existing() if name.job == change.job), self._log.number)
+
+        def of(commits: Sequence[Commit]) -> list[TransactionName]:
+            wanted = {commit.checkpoint for commit in commits}
+            return [name for name in committed if name.checkpoint_id in wanted]
+
+        why = f"to restore checkpoint {change.ledger.job(change.job).shown}"
+        visibility = RowVisibility(self._log, self._files, self._sink)
+        return LakeChange(visibility.shown(of(change.moves.show)), visibility.hidden(of(change.moves.hide), why))
+
+    def _placement(self, name: TransactionName) -> RowPlacement:
+        content = self._files.complete(name)
+        self._check_table(content)
+        return self._placements(name, content)
+
+    def _described(self, change: Change, numbers: Mapping[str, int]) -> dict[str, str]:
+        """A change, for people."""
+        scope = self._scope
+        of = {"pipeline": scope.pipeline, "stage": scope.stage, "instance": str(scope.index), "job": change.job}
+        committed = [str(staged.commit.checkpoint) for staged in change.moves.publish]
+        checkpoint = {"checkpoint": ", ".join(committed)} if committed else {}
+        return {**of, **checkpoint, "epoch": str(scope.owner.epoch), **describe(numbers)}
+
+    def _check_table(self, staged: StagedTransaction) -> None:
+        """Whether the table is still the one that the files were made for."""
+        shape = self._log.shape()
+        if staged.table and shape.table != staged.table:
+            raise SinkTargetChanged(
+                f"{self._sink}: expected the table with id {staged.table}, found one with id {shape.table}: it was dropped and "
+                "created again after the rows were written. Restore the table, or begin a new job that writes all rows again"
+            )
+        stage = self._log.columns_of(staged.schema)
+        problems = differences(shape.columns, stage, shape.required, "add")
+        problems += [
+            f"column {column.name!r}: expected a column of the table, found that it was dropped"
+            for column in added(shape.columns, stage)
+        ]
+        if shape.partition_by != staged.partition_by:
+            problems.append(f"expected partition columns {list(staged.partition_by)}, found {list(shape.partition_by)}")
+        if problems:
+            raise SinkColumnsMismatch(
+                f"{self._sink}: the table was changed after the rows of this transaction were written: {'; '.join(problems)}. "
+                "Undo the change and start the run again"
+            )
+
+    # The table, and what is recorded before there is one
+
+    def _ledger(self) -> Ledger:
+        history = self._scope.owner.history
+        return self._waiting or read_ledger(self._names, history, self._log.number)
+
+    def _exists(self) -> bool:
+        """Whether there is a table; what the ledger said before there was one is recorded in it."""
+        if not self._log.exists and not self._log.find():
+            return False
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            try:
+                self._log.commit(lambda: self._recorded(waiting))
+            except BaseException:
+                self._waiting = waiting
+                raise
+        return True
+
+    def _recorded(self, waiting: Ledger) -> LakeChange | None:
+        self._guard(self._ledger())
+        numbers = self._numbers_of(waiting)
+        known = all(self._log.number(name) == number for name, number in numbers.items())
+        return None if known else LakeChange(numbers=numbers, note=describe(numbers))
+
+    def _numbers_of(self, waiting: Ledger) -> dict[str, int]:
+        numbers: dict[str, int] = {}
+        for job in waiting.jobs or (self._scope.job,):
+            numbers |= self._numbers(Ledger(), Change(waiting, job))
+        return numbers
+
+    def _create(self, schema: str, partition_by: Sequence[str]) -> None:
+        """Create the table, unless there is one by now, with what the ledger says so far."""
+        self._log.create(schema, partition_by, self._numbers_of(self._ledger()))
+        self._exists()
+
+    def _check_owner(self) -> None:
+        self._guard(self.read_ledger())
+
+    # Names
+
+    def _transaction(self, name: str, commit: Commit) -> TransactionName:
+        since = self._ledger().job(commit.job).branches.branch_of(commit.checkpoint)
+        return TransactionName(self._names, commit.job, commit.checkpoint, since, *attempt_and_number(name, commit.job))
+
+    def _existing(self) -> list[TransactionName]:
+        """The instance's transactions whose files exist, of all jobs."""
+        return transactions_in(self._log.files.sizes(self._names.transactions))
+
+    def _left_open(self, existing: Sequence[TransactionName]) -> dict[str, str]:
+        """The marker of each other attempt, by the name of its transaction that may be open."""
+        found = {}
+        for marker in self._log.files.sizes(self._names.attempts):
+            attempt = marker.rpartition("/")[2]
+            if attempt != self._attempt:
+                number = max((name.number for name in existing if name.attempt == attempt), default=-1) + 1
+                found[staged_name(attempt, number)] = marker
+        return found
+
+    def _mark_attempt(self) -> None:
+        if not self._marked:
+            self._log.files.put(f"{self._names.attempts}/{self._attempt}", b"{}\n")
+            self._marked = True
+
+    def _drop_copies(self) -> None:
+        if self._copies is not None:
+            self._copies.cleanup()
+            self._copies = None
+
+    def _check_nulls(self, prepared: Sequence[PreparedFile], fitted: Fitted) -> None:
+        for part in prepared:
+            for column in sorted(fitted.required):
+                found = sum(v is None for n, v in part.partition.items() if n == column) or part.nulls.get(
+                    column, 0 if column in part.partition else 1
+                )
+                if found:
+                    raise SinkRowsRefused(
+                        f"{self._sink}: expected no nulls in column {column!r}, which belongs to the key, or which the table "
+                        f"declares not null, found at least one in {part.rows} rows, or a file that does not count them. Filter "
+                        "these rows or fill the column in the stage; or allow nulls in the table. An empty text in a partition "
+                        "column may be null, too"
+                    )
