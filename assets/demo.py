@@ -130,10 +130,10 @@ def _until_suspended(run: Run, feeder: Feeder, shell: CommandLine) -> None:
 def _until_drained(run: Run, feeder: Feeder) -> None:
     """Run 3: resumes from the suspend's savepoint; drained by the sensor when all of December is consumed."""
     run.say("starting; it resumes from the savepoint by default")
+    from definitions import defs
     from resources import coordinator_with
-    from sensors import drain_sensor
 
-    sensor = SensorTicks(drain_sensor, {"checkpoint_coordinator": coordinator_with()})
+    sensor = SensorTicks(defs.resolve_sensor_def("flights_drain"), {"checkpoint_coordinator": coordinator_with()})
     status = ended_by = None
     try:
         for event in run.events():

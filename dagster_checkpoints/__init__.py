@@ -9,6 +9,7 @@ when first used, so that importing one of them costs neither Spark nor Dagster.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
         unbounded_source,
     )
     from dagster_checkpoints.plugin.asset_decorator import pipeline_assets
+    from dagster_checkpoints.plugin.component import CheckpointedPipelineComponent
+    from dagster_checkpoints.plugin.pipeline_defs import build_pipeline_defs
     from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
     from dagster_checkpoints.plugin.run_config import PipelineRunConfig
     from dagster_checkpoints.plugin.savepoints import SavepointConfig, savepoint_asset, savepoint_check
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "CheckpointCoordinatorResource": "plugin.resource",
+    "CheckpointedPipelineComponent": "plugin.component",
     "CommitCheckResult": "pipeline",
     "DagsterCheckpointsError": "errors",
     "DagsterStageTranslator": "plugin.stage_translator",
@@ -84,6 +88,7 @@ _WHERE = {
     "bounded_source": "pipeline",
     "build_drain_sensor": "sensors",
     "build_end_of_input_sensor": "sensors",
+    "build_pipeline_defs": "plugin.pipeline_defs",
     "build_recovery_sensor": "sensors",
     "build_reroot_sensor": "sensors",
     "build_savepoint_check_sensor": "sensors",
@@ -105,6 +110,7 @@ _WHERE = {
 
 __all__ = [
     "CheckpointCoordinatorResource",
+    "CheckpointedPipelineComponent",
     "CommitCheckResult",
     "DagsterCheckpointsError",
     "DagsterStageTranslator",
@@ -132,6 +138,7 @@ __all__ = [
     "bounded_source",
     "build_drain_sensor",
     "build_end_of_input_sensor",
+    "build_pipeline_defs",
     "build_recovery_sensor",
     "build_reroot_sensor",
     "build_savepoint_check_sensor",
@@ -153,6 +160,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("dagster-checkpoints")
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)

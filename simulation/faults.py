@@ -59,7 +59,9 @@ FAULTS = (
         "quiet",
     ),
     Fault("an aligned channel is not blocked", _SingleCheckpointHandler._barrier, "[*actions, BlockChannel(last)]", "actions"),
-    Fault("at-least-once takes the first barrier for all", TrackingBarrierHandler._complete, "c in seen or", "seen or"),
+    Fault(
+        "at-least-once takes the first barrier for all", TrackingBarrierHandler._complete, "c in seen or", "seen or", seed=2_020
+    ),
     Fault(
         "an unaligned snapshot does not wait for elements in flight",
         _SingleCheckpointHandler._captured,
@@ -77,6 +79,7 @@ FAULTS = (
         ConsumedEventTime.take_in,
         "if channel.held",
         "if False",
+        seed=1_185,
     ),
     Fault(
         "an unaligned snapshot is taken at positions from before the query was held",
@@ -110,7 +113,7 @@ FAULTS = (
         WatermarkValve.restore,
         "saved.idle, saved.ended",
         "saved.idle or saved.behind, saved.ended",
-        seed=5_060,
+        seed=13_770,
     ),
     # How a task ends
     Fault(

@@ -40,6 +40,7 @@ RESCALING_FAULTS = (
         'state.kind != "list" or not has_ended(task)',
         "True",
         "apart",
+        seed=605,
     ),
     Fault(
         "all instances of a stage wait for their final checkpoint if one of them had ended",
@@ -54,6 +55,7 @@ RESCALING_FAULTS = (
         "with_transactions(own[tail], chain.tasks.get(index), tail)",
         "with_transactions(own[tail], running.get(index), tail)",
         "apart",
+        seed=1_225,
     ),
     # Elements in flight
     Fault(

@@ -6,7 +6,7 @@ A thin `multi_asset`. :class:`dagster_checkpoints.CheckpointCoordinatorResource`
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Any
 
@@ -31,6 +31,7 @@ def pipeline_assets(
     translator: DagsterStageTranslator | None = None,
     op_tags: Mapping[str, Any] | None = None,
     pool: str | None = None,
+    required_resource_keys: Set[str] | None = None,
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
     """Make every stage of a pipeline a Dagster asset; one run executes all of them together.
 
@@ -49,6 +50,7 @@ def pipeline_assets(
         translator: Says how each stage becomes an asset: key, group, owners, code version, automation condition, freshness.
         op_tags: Tags of the op.
         pool: Concurrency pool of the op.
+        required_resource_keys: Keys of resources that the function reads from `context.resources`.
 
     Returns:
         A decorator that returns an :class:`dagster.AssetsDefinition`.
@@ -79,6 +81,7 @@ def pipeline_assets(
             can_subset=True,
             op_tags=op_tags,
             pool=pool,
+            required_resource_keys=None if required_resource_keys is None else set(required_resource_keys),
             config_schema=None if has_config else run_config_schema(),
         )(function)
         register(pipeline, assets)

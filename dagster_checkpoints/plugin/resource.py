@@ -41,8 +41,9 @@ from dagster_checkpoints.plugin.job_thread import JobThread
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
 from dagster_checkpoints.plugin.run_events import RunReporter, failure
 from dagster_checkpoints.plugin.run_lineage import earlier_runs, origin_of
+from dagster_checkpoints.plugin.run_tags import added_tags
 from dagster_checkpoints.plugin.settings import KnownSettings
-from dagster_checkpoints.plugin.stage_assets import PIPELINE, StageAssets
+from dagster_checkpoints.plugin.stage_assets import StageAssets
 from dagster_checkpoints.spark.job.events import JobEvent
 from dagster_checkpoints.spark.job.job_execution import JobExecution
 from dagster_checkpoints.spark.job.job_options import JobOptions
@@ -245,8 +246,8 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             dagster.Failure: The job cannot start or has failed; text and metadata name the cause and the remedy.
         """
         reporter: RunReporter | None = None
-        with interrupts_delayed():  # the recovery sensor finds the run by this tag, whatever its Dagster job is
-            context.instance.add_run_tags(context.run.run_id, {PIPELINE: pipeline.name})
+        with interrupts_delayed():
+            context.instance.add_run_tags(context.run.run_id, added_tags(pipeline, context.run.tags))
         try:
             assets = StageAssets.of(context, pipeline)
             settings = config or PipelineRunConfig.of(context.op_execution_context.op_config)

@@ -188,6 +188,19 @@ def stage_keys(assets: dg.AssetsDefinition, pipeline: Pipeline) -> dict[str, dg.
     }
 
 
+def run_selection(pipeline: Pipeline, assets: dg.AssetsDefinition) -> dg.AssetSelection:
+    """What a job that runs the pipeline selects.
+
+    All stages; and of the asset checks, if a stage is unbounded, the pipeline's own alone: a check of another op would wait in
+    the run for the end of that stage.
+    """
+    selection = dg.AssetSelection.assets(*stage_keys(assets, pipeline).values())
+    if all(pipeline.is_bounded(stage.name) for stage in pipeline.stages):
+        return selection
+    stages = selection.without_checks()
+    return stages | dg.AssetSelection.checks(*assets.check_keys) if assets.check_keys else stages
+
+
 @dataclass(frozen=True)
 class StageAssets:
     """The assets of the run that materializes a pipeline.

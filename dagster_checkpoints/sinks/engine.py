@@ -191,11 +191,17 @@ class SinkLife:
 
     def _discard_rest(self) -> Steps[None]:
         names: Sequence[str] = yield Op("staged")
-        own = (self._scope.owner, self._scope.attempt)
-        rest = [name for name in names if (found := parse_name(name)) is None or (found.owner, found.attempt) != own]
+        rest = [name for name in names if self._may_discard(name)]
         if rest:
-            self.check_owner((yield Op("read_ledger")))  # so that none of them is a newer owner's
+            self.check_owner((yield Op("read_ledger")))
             yield Op("discard", (rest,))
+
+    def _may_discard(self, name: str) -> bool:
+        found = parse_name(name)
+        if found is None:
+            return True
+        own = (found.owner, found.attempt) == (self._scope.owner, self._scope.attempt)
+        return not own and not self._scope.owner.is_replaced_by(found.owner)
 
     # Transactions
 

@@ -39,7 +39,6 @@ def test_which_job_to_launch_is_said_first() -> None:
     assert {name: text for name, text in says.items() if not name.startswith("__")} == {
         "flights_job": "Launch this job first",
         "feed_job": "Launch this job second, when the run of flights_job has begun",
-        "flights_check_savepoint": "Optional",
         "flights_recovery_job": "Launched by the sensor 'flights_recovery'",
         "flights_savepoint_check_job": "Launched by the sensor 'flights_savepoint_check'",
         "flights_savepoints_job": "Launched by the schedule 'flights_savepoints'",
@@ -49,7 +48,7 @@ def test_which_job_to_launch_is_said_first() -> None:
 def test_nothing_starts_runs_or_fills_storage_by_itself() -> None:
     from definitions import defs
 
-    for name in ("flights_every_night", "flights_savepoints"):
+    for name in ("flights_runs", "flights_savepoints"):
         assert defs.resolve_schedule_def(name).default_status is dg.DefaultScheduleStatus.STOPPED
     assert defs.resolve_sensor_def("flights_recovery").default_status is dg.DefaultSensorStatus.STOPPED
     for name in ("flights_drain", "flights_reroot"):  # the pipeline ends when December is consumed; this sensor finds that out
@@ -65,4 +64,12 @@ def test_the_code_location_has_the_flights_savepoints() -> None:
     assert isinstance(node.partitions_def, dg.DynamicPartitionsDefinition)
     assert node.group_name != graph.get(dg.AssetKey("flights_live")).group_name
     assert [key.name for key in graph.asset_check_keys if key.asset_key == savepoints] == ["restorable"]
-    assert {"flights_job", "flights_check_savepoint"} <= {job.name for job in defs.resolve_all_job_defs()}
+    assert {"flights_job", "flights_savepoint_check_job"} <= {job.name for job in defs.resolve_all_job_defs()}
+
+
+def test_dagster_knows_the_library_and_its_version() -> None:
+    from dagster_shared.libraries import DagsterLibraryRegistry
+
+    import dagster_checkpoints.plugin
+
+    assert DagsterLibraryRegistry.get()["dagster-checkpoints"] == dagster_checkpoints.__version__

@@ -29,6 +29,7 @@ from dagster_checkpoints import (
     SavepointConfig,
     Stage,
     TwoPhaseCommitSink,
+    savepoint_asset,
     sensors,
 )
 from dagster_checkpoints.cli.app import app
@@ -253,7 +254,7 @@ DOCUMENTED_CLASSES = [Stage, DagsterStageTranslator, CheckpointCoordinatorResour
 
 def known_names() -> set[str]:
     """The names with an underscore that exist: settings, parameters, exported names, names of the code location."""
-    from assets import flights, flights_assets, flights_savepoints
+    from assets import flights, flights_assets
     from definitions import defs
 
     configs = (CheckpointCoordinatorResource, PipelineRunConfig, SavepointConfig, SavepointCheckConfig, CheckpointConfig, Job)
@@ -265,14 +266,23 @@ def known_names() -> set[str]:
     names |= {member for kind in DOCUMENTED_CLASSES for member in vars(kind) if not member.startswith("_")}
     names |= set(get_args(CheckpointCoordinatorResource.model_fields["restart_strategy"].annotation))
     names |= {mode.value for mode in ClaimMode} | {file.name for file in (REPOSITORY / "assets").glob("*.py")}
-    names |= {*vars(flights), *vars(flights_assets), *vars(flights_savepoints), *(defs.resources or {}), *DAGSTERS}
+    names |= {*vars(flights), *vars(flights_assets), *(defs.resources or {}), *DAGSTERS}
     names |= {node.name for node in ast.walk(ast.parse(blocks(README, "python")[0])) if isinstance(node, ast.FunctionDef)}
     names |= {*STAGE_LABELS, *COMMIT_LABELS, "partition_id"}
     names |= {field.name for kind in (StageState, KeyedState, InstanceOffsets) for field in fields(kind)}
     return names | {job.name for job in defs.resolve_all_job_defs()}
 
 
-DAGSTERS = {"cancel_timeout_seconds", "dagster_aws", "dagster_checkpoints", "dagster_pyspark", "run_monitoring", "run_retries"}
+DAGSTERS = {
+    "cancel_timeout_seconds",
+    "dagster_aws",
+    "dagster_checkpoints",
+    "dagster_pyspark",
+    "max_runtime_seconds",
+    "post_processing",
+    "run_monitoring",
+    "run_retries",
+}
 """Packages, and settings in dagster.yaml, which test_the_run_monitoring_that_is_shown tries."""
 
 
@@ -364,7 +374,7 @@ def test_the_api_page_names_what_the_sensors_export() -> None:
 JOBS = {
     "flights_assets": "flights_job",
     "savepoints__flights": "flights_savepoints_job",
-    "savepoints__flights_restorable": "flights_check_savepoint",
+    "savepoints__flights_restorable": "flights_savepoint_check_job",
 }
 
 
@@ -476,12 +486,14 @@ def test_python_about_clusters() -> None:
 def test_python_about_sensors() -> None:
     from assets.flights import flights
     from assets.flights_assets import flights_assets
-    from assets.flights_savepoints import flights_savepoints
 
+    flights_savepoints = savepoint_asset(pipeline=flights, assets=flights_assets)
     page = run_page(
         REPOSITORY / "docs/sensors.md", flights=flights, flights_assets=flights_assets, flights_savepoints=flights_savepoints
     )
     made = [value for value in page.values() if isinstance(value, dg.SensorDefinition)]
+    for one in (page["defs"], page["own"]):
+        dg.Definitions.validate_loadable(one)
     dg.Definitions.validate_loadable(
         dg.Definitions(
             assets=[flights_assets, flights_savepoints],
@@ -496,6 +508,7 @@ def test_python_about_sensors() -> None:
         "flights_drain",
         "flights_evening",
         "flights_end_flights_live_EWR",
+        "flights_patient_recovery",
         "flights_recovery",
         "flights_savepoint_check",
     }

@@ -14,10 +14,11 @@ from dagster_checkpoints.control import PipelineControl, PipelineStatus
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.pipeline.number_values import is_count, is_number
+from dagster_checkpoints.plugin.run_tags import repeated_tags
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor, write_cursor
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import SensorTick, pipeline_sensor, skip
-from dagster_checkpoints.plugin.stage_assets import PIPELINE, REFUSED, NotAPipelineAssetError, stage_keys
+from dagster_checkpoints.plugin.stage_assets import PIPELINE, REFUSED, NotAPipelineAssetError, run_selection, stage_keys
 from dagster_checkpoints.storage import CorruptStatus, PipelineState
 
 RECOVERS = "dagster_checkpoints/recovers"
@@ -132,7 +133,7 @@ def build_recovery_sensor(
     sensor_name = name or f"{pipeline.name}_recovery"
     own_job = dg.define_asset_job(
         f"{sensor_name}_job",
-        selection=dg.AssetSelection.assets(*sorted(keys)),
+        selection=run_selection(pipeline, assets),
         description=f"Launched by the sensor {sensor_name!r}: continues pipeline {pipeline.name!r} after a failure.",
     )
     job_names = [job.name for job in jobs]
@@ -173,13 +174,12 @@ def build_recovery_sensor(
         op_config = ops.get(op_name, {}).get("config", {})
         if from_latest and "restore_from" in op_config:
             op_config["restore_from"] = "latest"
-        tags = {key: value for key, value in run.tags.items() if not key.startswith(("dagster/", "."))}
         return dg.RunRequest(
             run_key=run.run_id,
             job_name=run.job_name if by_its_job else own_job.name,
             run_config=config,
             asset_selection=sorted((run.asset_selection or frozenset()) & keys) or None,
-            tags={**tags, PIPELINE: pipeline.name, RECOVERS: run.run_id, ATTEMPT: str(attempt)},
+            tags={**repeated_tags(run.tags), PIPELINE: pipeline.name, RECOVERS: run.run_id, ATTEMPT: str(attempt)},
         )
 
     return pipeline_sensor(

@@ -152,6 +152,7 @@ def test_the_job_ends_while_an_older_checkpoint_is_still_being_stored(lab: Any, 
     slow.hold_from(job.checkpoints()[-1].checkpoint_id + 2)
     job.wait_until(lambda: len(scene.pending()) == 3 and slow.waiting.issuperset(scene.pending()))
     oldest = scene.pending()[0]
+    scene.read_all(job)  # a drain ends sources where they are
     job.drain()
     slow.let_go(*range(oldest + 1, oldest + 1001))
     job.wait_for(StageFinished, lambda event: event.stage == "hours")

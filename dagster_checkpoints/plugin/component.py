@@ -1,0 +1,173 @@
+"""`CheckpointedPipelineComponent`: a pipeline's definitions from a YAML file, for projects with a ``defs`` folder.
+
+It calls :func:`build_pipeline_defs`. Source: Dagster's documentation, "Creating and registering a component".
+"""
+
+# Without `from __future__ import annotations`: Dagster reads the types of a component's attributes.
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any, TypeVar
+
+import dagster as dg
+from dagster.components.core.context import ComponentLoadContext
+from pydantic import BaseModel, Field
+
+from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.pipeline_defs import RowCondition, build_pipeline_defs
+from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
+from dagster_checkpoints.plugin.savepoints import RESOURCE
+from dagster_checkpoints.plugin.scaffolded_pipeline import pipeline_file
+from dagster_checkpoints.plugin.sensors.conditions import DrainCondition
+from dagster_checkpoints.plugin.stage_translator import DagsterStageTranslator
+
+T = TypeVar("T")
+
+
+class ComponentAttributeError(DagsterCheckpointsError):
+    """An attribute of a component names an object that is not there, or of another kind."""
+
+
+def _object(context: dg.ResolutionContext, path: str, attribute: str, kind: type[T] | tuple[type[T], ...], what: str) -> T:
+    """The object at a Python path.
+
+    Args:
+        context: the component's.
+        path: ``package.module.name``; ``.module.name`` is relative to the component's folder.
+        attribute: the attribute of the component that has the path.
+        kind: the object's class.
+        what: likewise, for errors.
+
+    Raises:
+        ComponentAttributeError: There is no such object, or one of another kind.
+    """
+    module, _, name = path.rpartition(".")
+    if path.startswith("."):
+        load = ComponentLoadContext.from_resolution_context(context)
+        module = load.defs_relative_module_name(load.path.parent if load.path.is_file() else load.path) + module
+    expected = f"attribute {attribute!r}: expected the path of {what}, such as '.pipeline.name' or 'package.module.name'"
+    try:
+        found = getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if not module or not (error.name and (module == error.name or module.startswith(f"{error.name}."))):
+            raise  # a module that the named one imports
+        raise ComponentAttributeError(f"{expected}, found {path!r}: there is no module {error.name!r}") from error
+    except (AttributeError, ValueError) as error:
+        raise ComponentAttributeError(f"{expected}, found {path!r}: module {module!r} has no {name!r}") from error
+    if not isinstance(found, kind):
+        raise ComponentAttributeError(f"{expected}, found {path!r}, which is {type(found).__name__}")
+    return found
+
+
+def _pipeline(context: dg.ResolutionContext, path: str) -> Pipeline:
+    return _object(context, path, "pipeline", Pipeline, "a Pipeline")
+
+
+def _assets(context: dg.ResolutionContext, path: str) -> dg.AssetsDefinition:
+    return _object(context, path, "assets", dg.AssetsDefinition, "assets that @pipeline_assets made")
+
+
+def _condition(context: dg.ResolutionContext, path: str) -> DrainCondition | RowCondition:
+    what = "a condition of dagster_checkpoints.sensors, or of a function of the number of rows"
+    return _object(context, path, "drain_when", (DrainCondition, Callable), what)  # type: ignore[arg-type]
+
+
+def _translator(context: dg.ResolutionContext, path: str) -> DagsterStageTranslator:
+    found: Any = _object(context, path, "translator", (DagsterStageTranslator, type), "a DagsterStageTranslator")
+    return found() if isinstance(found, type) else found
+
+
+def _coordinator(context: dg.ResolutionContext, settings: dict[str, Any]) -> CheckpointCoordinatorResource:
+    return CheckpointCoordinatorResource(**context.resolve_value(settings))
+
+
+class PipelineScaffoldParams(BaseModel):
+    """What the scaffolder asks for.
+
+    Args:
+        name: the pipeline's name; by default that of the folder.
+    """
+
+    name: str | None = Field(default=None, description="the pipeline's name; by default that of the folder")
+
+
+class PipelineScaffolder(dg.Scaffolder[PipelineScaffoldParams]):
+    """Writes ``defs.yaml``, and a file with a pipeline that runs as it is."""
+
+    @classmethod
+    def get_scaffold_params(cls) -> type[PipelineScaffoldParams]:
+        return PipelineScaffoldParams
+
+    def scaffold(self, request: dg.ScaffoldRequest[PipelineScaffoldParams]) -> None:
+        name = request.params.name or request.target_path.name
+        (request.target_path / "pipeline.py").write_text(pipeline_file(name), encoding="utf-8")
+        attributes = {"pipeline": ".pipeline.pipeline", "coordinator": {"storage": "checkpoints", "interval": 10}}
+        dg.scaffold_component(request, attributes)
+
+
+@dg.scaffold_with(PipelineScaffolder)
+@dataclass
+class CheckpointedPipelineComponent(dg.Component, dg.Resolvable):
+    """A pipeline of bounded and unbounded Spark stages under consistent checkpoints, with its job, savepoints and automation.
+
+    The attributes are the arguments of :func:`dagster_checkpoints.build_pipeline_defs`. Objects are named by their Python path;
+    ``.pipeline.shop`` is the object ``shop`` in the file ``pipeline.py`` beside ``defs.yaml``. Owners, automation conditions and
+    other attributes of the assets are set by a translator, or by Dagster's ``post_processing``.
+
+    Examples:
+
+        .. code-block:: yaml
+
+            type: dagster_checkpoints.CheckpointedPipelineComponent
+            attributes:
+              pipeline: .pipeline.shop
+              coordinator:
+                storage: "{{ env.CHECKPOINT_STORAGE }}"
+              savepoint_schedule: "0 * * * *"
+
+    Raises:
+        ComponentAttributeError: A path names no object, or one of another kind.
+    """
+
+    pipeline: Annotated[Pipeline, dg.Resolver(_pipeline, model_field_type=str, description="path of the pipeline")]
+    coordinator: Annotated[
+        Any,  # CheckpointCoordinatorResource | None, whose fields Dagster's components do not take
+        dg.Resolver(
+            _coordinator,
+            model_field_type=dict[str, Any],
+            description="settings of CheckpointCoordinatorResource; without them the code location defines the resource",
+        ),
+    ] = None
+    resource_key: str = RESOURCE
+    assets: Annotated[
+        dg.AssetsDefinition | None,
+        dg.Resolver(_assets, model_field_type=str, description="path of assets of your own that run the pipeline"),
+    ] = None
+    drain_when: Annotated[
+        DrainCondition | RowCondition | None,
+        dg.Resolver(_condition, model_field_type=str, description="path of the condition that drains the pipeline"),
+    ] = None
+    run_schedule: str | None = None
+    recovery_attempts: int = 3
+    savepoint_schedule: str | None = None
+    keep_savepoints: int | None = 7
+    reroot: bool = False
+    minimum_interval_seconds: int = 30
+    execution_timezone: str | None = None
+    automation: bool = False
+    key_prefix: str | list[str] | None = None
+    group_name: str | None = None
+    deps: dict[str, list[str]] | None = None
+    tags: dict[str, str] | None = None
+    translator: Annotated[
+        DagsterStageTranslator | None,
+        dg.Resolver(_translator, model_field_type=str, description="path of a DagsterStageTranslator, or of its class"),
+    ] = None
+    op_tags: dict[str, Any] | None = None
+    pool: str | None = None
+
+    def build_defs(self, context: ComponentLoadContext) -> dg.Definitions:
+        """Everything that Dagster needs for the pipeline."""
+        return build_pipeline_defs(**vars(self))

@@ -1,0 +1,247 @@
+"""`build_pipeline_defs` and the component: what they define, what they refuse, and a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster.components.testing import create_defs_folder_sandbox
+
+from dagster_checkpoints import (
+    CheckpointCoordinatorResource,
+    CheckpointedPipelineComponent,
+    ParquetSink,
+    Pipeline,
+    bounded_source,
+    build_pipeline_defs,
+    commit_check,
+    pipeline_assets,
+    stage,
+    unbounded_source,
+)
+from dagster_checkpoints.plugin.component import ComponentAttributeError
+from dagster_checkpoints.plugin.pipeline_defs import ConflictingDefinitionsError
+from dagster_checkpoints.plugin.settings import UnknownSettingError
+from dagster_checkpoints.plugin.stage_assets import NotAPipelineAssetError
+from dagster_checkpoints.sensors import live_lag_zero
+
+COMPONENT = "dagster_checkpoints.CheckpointedPipelineComponent"
+
+
+def shop(*, live: bool = True, name: str = "shop") -> Pipeline:
+    def source(context: Any) -> Any: ...
+
+    def sales(source: Any) -> Any: ...
+
+    named: Any = (unbounded_source if live else bounded_source)(name="source")
+    check = commit_check(name="sold")(lambda rows: True)
+    return Pipeline(name, [named(source), stage(checks=[check], sink=ParquetSink("unused"))(sales)])
+
+
+@pytest.fixture
+def resource(coordinator: Callable[..., CheckpointCoordinatorResource]) -> CheckpointCoordinatorResource:
+    return coordinator()
+
+
+def automation(defs: dg.Definitions) -> dict[str, bool]:
+    """Sensors and schedules, with whether they are on from the start."""
+    repository = defs.get_repository_def()
+    return {each.name: each.default_status.value == "RUNNING" for each in (*repository.sensor_defs, *repository.schedule_defs)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"recovery_attempts": 0}, {}),
+        ({}, {"shop_recovery": False}),
+        ({"drain_when": live_lag_zero()}, {"shop_recovery": False, "shop_drain": True}),
+        ({"drain_when": lambda rows: True}, {"shop_recovery": False}),
+        ({"reroot": True, "automation": True}, {"shop_recovery": True, "shop_reroot": True}),
+        (
+            {"run_schedule": "0 3 * * *", "savepoint_schedule": "0 * * * *"},
+            {"shop_recovery": False, "shop_runs": False, "shop_savepoints": False},
+        ),
+        (
+            {"run_schedule": "0 3 * * *", "savepoint_schedule": "0 * * * *", "automation": True, "recovery_attempts": 0},
+            {"shop_runs": True, "shop_savepoints": True},
+        ),
+    ],
+)
+def test_each_part_of_the_automation_is_switchable(
+    resource: CheckpointCoordinatorResource, settings: dict[str, Any], expected: dict[str, bool]
+) -> None:
+    defs = build_pipeline_defs(shop(), coordinator=resource, **settings)
+    dg.Definitions.validate_loadable(defs)
+    assert automation(defs) == {"shop_savepoint_check": True, **expected}
+
+
+def test_the_assets_are_those_of_the_single_builders(resource: CheckpointCoordinatorResource) -> None:
+    defs = build_pipeline_defs(shop(), coordinator=resource, key_prefix="eu", tags={"team": "sales"})
+    graph = defs.resolve_asset_graph()
+    keys = {key.to_user_string() for key in graph.get_all_asset_keys()}
+    assert keys == {"eu/source", "eu/sales", "checkpoints/shop", "savepoints/shop"}
+    sales = graph.get(dg.AssetKey(["eu", "sales"]))
+    assert (sales.group_name, sales.tags["team"]) == ("shop", "sales")
+    assert {key.to_user_string() for key in graph.asset_check_keys} == {"eu/sales:sold", "savepoints/shop:restorable"}
+    assert defs.resolve_assets_def(dg.AssetKey(["eu", "sales"])).node_def.name == "shop_assets"
+
+
+@pytest.mark.parametrize("job_name", ["shop_job", "shop_recovery_job"])
+@pytest.mark.parametrize("live", [True, False])
+def test_a_check_of_another_op_does_not_wait_in_the_run_for_a_stage_that_does_not_end(
+    resource: CheckpointCoordinatorResource, live: bool, job_name: str
+) -> None:
+    @dg.asset_check(asset="sales", automation_condition=dg.AutomationCondition.eager())
+    def plausible() -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=True)
+
+    pipeline_defs = build_pipeline_defs(shop(live=live), coordinator=resource)
+    defs = dg.Definitions.merge(pipeline_defs, dg.Definitions(asset_checks=[plausible]))
+    job = defs.resolve_job_def(job_name)
+    assert {node.name for node in job.nodes} == ({"shop_assets"} if live else {"shop_assets", "sales_plausible"})
+    assert "sold" in {key.name for key in job.asset_layer.asset_graph.asset_check_keys}
+
+
+def test_the_job_begins_with_the_start_point_in_its_launchpad(resource: CheckpointCoordinatorResource) -> None:
+    defs = build_pipeline_defs(shop(), coordinator=resource)
+    assert defs.resolve_job_def("shop_job").run_config == {"ops": {"shop_assets": {"config": {"restore_from": "latest"}}}}
+
+
+def test_pipelines_share_a_resource_or_have_their_own(resource: CheckpointCoordinatorResource) -> None:
+    shared = [build_pipeline_defs(shop(name=name)) for name in ("one",)]
+    other = build_pipeline_defs(shop(name="two"), key_prefix="two", coordinator=resource, resource_key="of_two")
+    defs = dg.Definitions.merge(*shared, other, dg.Definitions(resources={"checkpoint_coordinator": resource}))
+    dg.Definitions.validate_loadable(defs)
+    needed = defs.resolve_assets_def(dg.AssetKey(["two", "sales"])).required_resource_keys
+    assert "checkpoint_coordinator" not in needed and needed >= {"of_two"}
+
+
+def own_assets(pipeline: Pipeline, **settings: Any) -> dg.AssetsDefinition:
+    @pipeline_assets(pipeline=pipeline, **settings)
+    def mine(
+        context: dg.AssetExecutionContext, checkpoint_coordinator: CheckpointCoordinatorResource
+    ) -> Iterator[dg.MaterializeResult[Any]]:
+        yield from checkpoint_coordinator.run(pipeline, context=context)
+
+    return mine
+
+
+def test_assets_of_ones_own(resource: CheckpointCoordinatorResource) -> None:
+    pipeline = shop()
+    defs = build_pipeline_defs(pipeline, coordinator=resource, assets=own_assets(pipeline, group_name="mine"))
+    assert defs.resolve_job_def("shop_job").run_config == {"ops": {"mine": {"config": {"restore_from": "latest"}}}}
+    for settings in ({"group_name": "x"}, {"pool": "x", "tags": {"a": "b"}}, {"drain_when": lambda rows: True}):
+        with pytest.raises(ConflictingDefinitionsError, match=", ".join(sorted(settings))):
+            build_pipeline_defs(pipeline, assets=own_assets(pipeline), **settings)  # type: ignore[arg-type]
+    with pytest.raises(NotAPipelineAssetError, match="of pipeline 'shop'"):
+        build_pipeline_defs(pipeline, assets=own_assets(shop(name="other")))
+
+
+# A run
+
+
+def test_a_run_of_the_job_materializes_the_stages(numbers_pipeline: Pipeline, resource: CheckpointCoordinatorResource) -> None:
+    defs = build_pipeline_defs(numbers_pipeline, coordinator=resource)
+    done = defs.resolve_job_def("numbers_job").execute_in_process()
+    stages = {"numbers", "doubled", "total"}
+    assert stages <= {event.asset_key.to_user_string() for event in done.get_asset_materialization_events() if event.asset_key}
+
+
+# The component
+
+
+def test_the_scaffolded_component_loads_and_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with create_defs_folder_sandbox() as sandbox:
+        folder = sandbox.scaffold_component(component_cls=CheckpointedPipelineComponent, defs_path="shop")
+        assert {file.name for file in folder.iterdir()} == {"defs.yaml", "pipeline.py"}
+        with sandbox.load_component_and_build_defs(defs_path=folder) as (component, defs):
+            assert isinstance(component, CheckpointedPipelineComponent)
+            assert component.pipeline.name == "shop"
+            dg.Definitions.validate_loadable(defs)
+            stages = {key.to_user_string() for key in defs.resolve_asset_graph().get_all_asset_keys()}
+            assert {"history", "live", "both", "daily_sales", "checkpoints/shop", "savepoints/shop"} <= stages
+
+
+PIPELINE = """
+from dagster_checkpoints import DagsterStageTranslator, ParquetSink, Pipeline, unbounded_source
+from dagster_checkpoints.sensors import live_lag_zero
+
+class Owned(DagsterStageTranslator):
+    def get_owners(self, stage):
+        return ["team:sales"]
+
+@unbounded_source(sink=ParquetSink("unused"))
+def source(context): ...
+
+shop = Pipeline("shop", [source])
+quiet = live_lag_zero()
+"""
+
+
+@pytest.fixture
+def loaded() -> Iterator[Callable[..., dg.Definitions]]:
+    """Definitions of a component with attributes, beside the file pipeline.py."""
+    with create_defs_folder_sandbox() as sandbox:
+
+        def load(**attributes: Any) -> dg.Definitions:
+            contents = {"type": COMPONENT, "attributes": {"pipeline": ".pipeline.shop", **attributes}}
+            folder = sandbox.scaffold_component(
+                component_cls=CheckpointedPipelineComponent, defs_path="shop", defs_yaml_contents=contents
+            )
+            (folder / "pipeline.py").write_text(PIPELINE)
+            with sandbox.load_component_and_build_defs(defs_path=folder) as (_, defs):
+                return defs
+
+        yield load
+
+
+def test_the_attributes_of_a_component(loaded: Callable[..., dg.Definitions], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORAGE_OF_SHOP", "/data/checkpoints")
+    defs = loaded(
+        coordinator={"storage": "{{ env.STORAGE_OF_SHOP }}", "interval": 60},
+        drain_when=".pipeline.quiet",
+        translator=".pipeline.Owned",
+        savepoint_schedule="0 * * * *",
+        key_prefix=["eu"],
+    )
+    resource: Any = (defs.resources or {})["checkpoint_coordinator"]
+    assert (resource.storage, resource.interval) == ("/data/checkpoints", 60)
+    assert automation(defs) == {
+        "shop_savepoint_check": True,
+        "shop_recovery": False,
+        "shop_drain": True,
+        "shop_savepoints": False,
+    }
+    assert defs.resolve_asset_graph().get(dg.AssetKey(["eu", "source"])).owners == ["team:sales"]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "error", "text"),
+    [
+        (
+            {"pipeline": ".pipeline.missing"},
+            ComponentAttributeError,
+            "attribute 'pipeline': expected .*has no 'missing'",
+        ),
+        ({"pipeline": ".pipeline.quiet"}, ComponentAttributeError, r"'\.pipeline\.quiet', which is _LiveLagZero"),
+        ({"pipeline": "no_such_package.shop"}, ComponentAttributeError, "there is no module 'no_such_package'"),
+        ({"pipeline": "shop"}, ComponentAttributeError, "expected the path of a Pipeline, such as"),
+        ({"drain_when": ".pipeline.shop"}, ComponentAttributeError, "attribute 'drain_when'.*which is Pipeline"),
+        ({"coordinator": {"intervall": 5}}, UnknownSettingError, "interval"),
+    ],
+)
+def test_what_a_component_refuses(
+    loaded: Callable[..., dg.Definitions], attributes: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(Exception) as refused:
+        loaded(**attributes)
+    causes = [refused.value]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)  # type: ignore[arg-type]
+    (found,) = [str(cause) for cause in causes if type(cause) is error]
+    assert re.search(text, found)

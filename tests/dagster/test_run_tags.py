@@ -1,0 +1,72 @@
+"""The tags of a run: one that does not end by itself is not terminated for its age, and a recovery keeps the user's tags."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import dagster as dg
+import pytest
+from dagster._daemon.monitoring.run_monitoring import check_run_timeout
+
+from dagster_checkpoints import CheckpointCoordinatorResource, ParquetSink, Pipeline, build_pipeline_defs, stage, unbounded_source
+from dagster_checkpoints.plugin.run_tags import added_tags, repeated_tags
+from dagster_checkpoints.plugin.stage_assets import PIPELINE
+
+
+@pytest.fixture
+def live_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    folder = tmp_path_factory.mktemp("live")
+
+    @unbounded_source
+    def ticks(context):
+        return context.spark.readStream.format("rate").option("rowsPerSecond", 5).load()
+
+    @stage(sink=ParquetSink(folder / "copies"))
+    def copies(ticks):
+        return ticks
+
+    return Pipeline("live", [ticks, copies])
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"dagster/max_runtime": "0"}),
+        ({"dagster/max_runtime": "3600"}, {}),
+        ({"dagster/max_runtime_seconds": "3600"}, {}),
+    ],
+)
+def test_a_run_that_does_not_end_by_itself_has_no_limit_but_the_users(
+    live_pipeline: Pipeline, numbers_pipeline: Pipeline, given: dict[str, str], expected: dict[str, str]
+) -> None:
+    assert added_tags(live_pipeline, given) == {PIPELINE: "live", **expected}
+    assert added_tags(numbers_pipeline, given) == {PIPELINE: "numbers"}
+
+
+def test_a_recovery_repeats_the_users_tags() -> None:
+    users = {"team": "sales", "dagster/max_runtime": "60", "dagster/priority": "3", "dagster_checkpoints/pipeline": "live"}
+    dagsters = {"dagster/run_key": "x", "dagster/sensor_name": "s", ".dagster/repository": "r", "dagster/root_run_id": "1"}
+    assert repeated_tags({**users, **dagsters}) == users
+
+
+def test_dagsters_monitor_leaves_a_live_run_alone(
+    live_pipeline: Pipeline, coordinator: Callable[..., CheckpointCoordinatorResource]
+) -> None:
+    """The tag that a real run gets, and what Dagster's own check of ``run_monitoring.max_runtime_seconds`` does with it."""
+    defs = build_pipeline_defs(live_pipeline, coordinator=coordinator(), drain_when=lambda rows: rows.get("copies", 0) > 0)
+    job = defs.resolve_job_def("live_job")
+    with dg.DagsterInstance.ephemeral() as instance:
+        done = job.execute_in_process(instance=instance)
+        run = instance.get_run_by_id(done.run_id)
+        assert done.success and run is not None
+        for tags, expected in ((run.tags, dg.DagsterRunStatus.STARTED), ({}, dg.DagsterRunStatus.FAILURE)):
+            other = instance.create_run_for_job(job, tags=dict(tags))
+            instance.report_dagster_event(
+                dg.DagsterEvent(event_type_value="PIPELINE_START", job_name=job.name), run_id=other.run_id
+            )
+            record = instance.get_run_record_by_id(other.run_id)
+            assert record is not None
+            check_run_timeout(instance, record, logging.getLogger("test"), default_timeout_seconds=1e-9)
+            after = instance.get_run_by_id(other.run_id)
+            assert after is not None and after.status is expected
