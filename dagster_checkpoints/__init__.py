@@ -44,8 +44,10 @@ if TYPE_CHECKING:
         build_end_of_input_sensor,
         build_recovery_sensor,
         build_reroot_sensor,
+        build_run_schedule,
         build_savepoint_check_sensor,
         build_savepoint_schedule,
+        build_suspend_sensor,
     )
     from dagster_checkpoints.sinks import DeltaSink, FileSink, IcebergSink, KafkaSink, ParquetSink, SqlSink, TwoPhaseCommitSink
     from dagster_checkpoints.sources import (
@@ -91,8 +93,10 @@ _WHERE = {
     "build_pipeline_defs": "plugin.pipeline_defs",
     "build_recovery_sensor": "sensors",
     "build_reroot_sensor": "sensors",
+    "build_run_schedule": "sensors",
     "build_savepoint_check_sensor": "sensors",
     "build_savepoint_schedule": "sensors",
+    "build_suspend_sensor": "sensors",
     "commit_check": "pipeline",
     "instance_assets": "plugin.stage_assets",
     "pipeline_assets": "plugin.asset_decorator",
@@ -141,8 +145,10 @@ __all__ = [
     "build_pipeline_defs",
     "build_recovery_sensor",
     "build_reroot_sensor",
+    "build_run_schedule",
     "build_savepoint_check_sensor",
     "build_savepoint_schedule",
+    "build_suspend_sensor",
     "commit_check",
     "correct_savepoint",
     "instance_assets",

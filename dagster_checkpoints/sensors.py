@@ -1,4 +1,4 @@
-"""Public names of the sensors: what `dagster_checkpoints.plugin.sensors` builds, and the conditions of a drain."""
+"""Public names of the sensors: what `dagster_checkpoints.plugin.sensors` builds, and the conditions of a drain or suspend."""
 
 from dagster_checkpoints.plugin.sensors.conditions import (
     ConditionContext,
@@ -13,12 +13,13 @@ from dagster_checkpoints.plugin.sensors.conditions import (
     marker_object,
     when,
 )
-from dagster_checkpoints.plugin.sensors.drain import build_drain_sensor
 from dagster_checkpoints.plugin.sensors.end_of_input import NotASourceError, build_end_of_input_sensor
 from dagster_checkpoints.plugin.sensors.recovery import Backoff, build_recovery_sensor
 from dagster_checkpoints.plugin.sensors.reroot import build_reroot_sensor
+from dagster_checkpoints.plugin.sensors.run_schedule import build_run_schedule
 from dagster_checkpoints.plugin.sensors.savepoint_check import build_savepoint_check_sensor
 from dagster_checkpoints.plugin.sensors.savepoint_schedule import build_savepoint_schedule
+from dagster_checkpoints.plugin.sensors.stops import build_drain_sensor, build_suspend_sensor
 
 __all__ = [
     "Backoff",
@@ -35,8 +36,10 @@ __all__ = [
     "build_end_of_input_sensor",
     "build_recovery_sensor",
     "build_reroot_sensor",
+    "build_run_schedule",
     "build_savepoint_check_sensor",
     "build_savepoint_schedule",
+    "build_suspend_sensor",
     "live_lag_zero",
     "marker_object",
     "when",

@@ -74,6 +74,10 @@ def _condition(context: dg.ResolutionContext, path: str) -> DrainCondition | Row
     return _object(context, path, "drain_when", (DrainCondition, Callable), what)  # type: ignore[arg-type]
 
 
+def _suspend_condition(context: dg.ResolutionContext, path: str) -> DrainCondition:
+    return _object(context, path, "suspend_when", DrainCondition, "a condition of dagster_checkpoints.sensors")
+
+
 def _translator(context: dg.ResolutionContext, path: str) -> DagsterStageTranslator:
     found: Any = _object(context, path, "translator", (DagsterStageTranslator, type), "a DagsterStageTranslator")
     return found() if isinstance(found, type) else found
@@ -148,6 +152,10 @@ class CheckpointedPipelineComponent(dg.Component, dg.Resolvable):
     drain_when: Annotated[
         DrainCondition | RowCondition | None,
         dg.Resolver(_condition, model_field_type=str, description="path of the condition that drains the pipeline"),
+    ] = None
+    suspend_when: Annotated[
+        DrainCondition | None,
+        dg.Resolver(_suspend_condition, model_field_type=str, description="path of the condition that suspends the pipeline"),
     ] = None
     run_schedule: str | None = None
     recovery_attempts: int = 3

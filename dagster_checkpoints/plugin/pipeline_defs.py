@@ -16,11 +16,12 @@ from dagster_checkpoints.plugin.asset_decorator import pipeline_assets
 from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
 from dagster_checkpoints.plugin.savepoints import RESOURCE, savepoint_asset, savepoint_check
 from dagster_checkpoints.plugin.sensors.conditions import DrainCondition
-from dagster_checkpoints.plugin.sensors.drain import build_drain_sensor
 from dagster_checkpoints.plugin.sensors.recovery import build_recovery_sensor
 from dagster_checkpoints.plugin.sensors.reroot import build_reroot_sensor
+from dagster_checkpoints.plugin.sensors.run_schedule import build_run_schedule
 from dagster_checkpoints.plugin.sensors.savepoint_check import build_savepoint_check_sensor
 from dagster_checkpoints.plugin.sensors.savepoint_schedule import build_savepoint_schedule
+from dagster_checkpoints.plugin.sensors.stops import build_drain_sensor, build_suspend_sensor
 from dagster_checkpoints.plugin.stage_assets import NotAPipelineAssetError, instance_assets, run_selection, stage_keys
 from dagster_checkpoints.plugin.stage_translator import DagsterStageTranslator
 
@@ -39,6 +40,7 @@ def build_pipeline_defs(
     resource_key: str = RESOURCE,
     assets: dg.AssetsDefinition | None = None,
     drain_when: DrainCondition | RowCondition | None = None,
+    suspend_when: DrainCondition | None = None,
     run_schedule: str | None = None,
     recovery_attempts: int = 3,
     savepoint_schedule: str | None = None,
@@ -67,6 +69,7 @@ def build_pipeline_defs(
     ``<pipeline>_savepoint_check``    checks savepoints that a stop or a drain has taken                always
     ``<pipeline>_recovery``           starts a failed run again                                         recovery_attempts
     ``<pipeline>_drain``              ends the pipeline when a condition holds                          drain_when
+    ``<pipeline>_suspend``            suspends the pipeline when a condition holds                      suspend_when
     ``<pipeline>_reroot``             requests a checkpoint when stages have finished                   reroot
     ``<pipeline>_runs``               runs the job by cron                                              run_schedule
     ``<pipeline>_savepoints``         takes savepoints by cron                                          savepoint_schedule
@@ -83,7 +86,8 @@ def build_pipeline_defs(
         assets: The pipeline's assets, if the function that runs it should be your own: made by :func:`pipeline_assets`.
         drain_when: When the pipeline is drained: a condition of `dagster_checkpoints.sensors` for the sensor; or, without a
             sensor, a function of the number of rows of each stage, which the run itself calls about once a second.
-        run_schedule: The times of runs, as a cron expression. A run that finds the pipeline running is refused.
+        suspend_when: When the pipeline is suspended, so that the next run goes on; see :func:`build_suspend_sensor`.
+        run_schedule: The times of runs, as a cron expression. A tick is skipped while a run is alive.
         recovery_attempts: The number of consecutive times that a failed run is started again; 0 for no sensor.
         savepoint_schedule: The times of savepoints, as a cron expression.
         keep_savepoints: The number of newest savepoints of that schedule that are kept; None for any number.
@@ -141,19 +145,21 @@ def build_pipeline_defs(
         )
     if condition is not None:
         sensors.append(build_drain_sensor(when=condition, default_status=on, **asking))
+    if suspend_when is not None:
+        sensors.append(build_suspend_sensor(when=suspend_when, default_status=on, **asking))
     if reroot:
         sensors.append(build_reroot_sensor(assets=assets, default_status=on, **asking))
     status = dg.DefaultScheduleStatus.RUNNING if automation else dg.DefaultScheduleStatus.STOPPED
     schedules = []
     if run_schedule is not None:
         schedules.append(
-            dg.ScheduleDefinition(
-                name=f"{pipeline.name}_runs",
+            build_run_schedule(
+                pipeline=pipeline,
                 job=job,
                 cron_schedule=run_schedule,
                 execution_timezone=execution_timezone,
                 default_status=status,
-                description=f"Runs of pipeline {pipeline.name!r}.",
+                resource_key=resource_key,
             )
         )
     if savepoint_schedule is not None:

@@ -136,8 +136,9 @@ def instance_assets(assets: dg.AssetsDefinition) -> list[dg.AssetSpec]:
 
     A stage with several instances is one unpartitioned asset, because assets with different partitions cannot be materialized
     together. Its instances are the partitions of a second asset. The observations of one asset, `checkpoints/<pipeline>`, show
-    the checkpoints: duration, size, roots, location. :meth:`CheckpointCoordinatorResource.run` reports the events of these
-    assets, also if they are not defined; with these definitions Dagster shows their descriptions and their place in the graph.
+    the checkpoints: duration, size, roots, location. In the lineage it follows the stages that no other stage reads.
+    :meth:`CheckpointCoordinatorResource.run` reports the events of these assets, also if they are not defined; with these
+    definitions Dagster shows their descriptions and their place in the graph.
 
     Args:
         assets: The assets that :func:`pipeline_assets` made.
@@ -167,10 +168,11 @@ def instance_assets(assets: dg.AssetsDefinition) -> list[dg.AssetSpec]:
                 )
             )
     for pipeline, stages in pipelines.items():
+        read = {dep.asset_key for spec in stages for dep in spec.deps}
         specs.append(
             dg.AssetSpec(
                 key=checkpoints_key(pipeline),
-                deps=[spec.key for spec in stages],
+                deps=[spec.key for spec in stages if spec.key not in read],  # an edge from each stage would hide the others
                 description=f"The checkpoints of pipeline {pipeline}: an observation shows the newest one.",
                 group_name=stages[0].group_name,
                 metadata={CHECKPOINTS_OF: pipeline},

@@ -87,7 +87,7 @@ def test_materializing_takes_a_savepoint_and_shows_what_it_holds(running: Any, t
     assert shown["path"] == stored.url and stored.url.startswith("file://")
     assert shown["location"] == stored.location
     assert (shown["checkpoint"], shown["pipeline"], shown["run"]) == (1, "meeting", "run-1")
-    assert (shown["trigger"], shown["duration"]) == ("request", 1.5)
+    assert (shown["trigger"], shown["duration_seconds"]) == ("request", 1.5)
     assert (shown["files"], shown["spark_version"], shown["format_version"]) == (4, "4.3.0", 1)
     rows = {record.data["stage"]: record.data for record in shown["stages"].records}
     assert [rows[name]["state"] for name in ("history", "copied", "live", "joined")] == [

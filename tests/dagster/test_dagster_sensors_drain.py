@@ -23,6 +23,7 @@ from dagster_checkpoints.sensors import (
     bounded_stages_finished,
     build_drain_sensor,
     build_end_of_input_sensor,
+    build_suspend_sensor,
     live_lag_zero,
     marker_object,
     when,
@@ -88,6 +89,23 @@ def test_a_drain_after_the_backfill_has_finished_and_the_live_source_was_caught_
     (request,) = running.serve()
     assert request.kind == "stop" and request.drain
     assert request.name == "meeting_drain"  # of the savepoint
+
+
+def test_a_suspend_when_the_feed_is_read(tick: Tick, owner: Owner, meeting_pipeline: Pipeline) -> None:
+    sensor = build_suspend_sensor(pipeline=meeting_pipeline, when=bounded_stages_finished() & live_lag_zero())
+    assert str(sensor.description).startswith("Suspends pipeline 'meeting' when all bounded stages have finished")
+    running = owner(meeting_pipeline)
+    with dg.DagsterInstance.ephemeral() as instance:
+        ticks = Ticking(tick, sensor, instance)
+        running.report(finished=BOUNDED, behind=("live",))
+        assert "Not suspended: " in ticks()
+        for expected in ("confirming at the next tick", "Asked run run-1 to suspend"):
+            running.report(finished=BOUNDED)
+            assert expected in ticks()
+        assert "has not yet seen the request to suspend" in ticks()
+        (request,) = running.serve()
+        assert (request.kind, request.drain, request.name) == ("stop", False, "meeting_suspend")
+        assert "Suspended with savepoint" in ticks()
 
 
 def test_the_sensors_page_names_the_condition_and_the_ticks_log_the_result(

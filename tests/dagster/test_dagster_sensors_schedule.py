@@ -9,8 +9,9 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
-from dagster_checkpoints import Pipeline, build_savepoint_schedule, savepoint_asset
+from dagster_checkpoints import Pipeline, build_run_schedule, build_savepoint_schedule, savepoint_asset
 from dagster_checkpoints.storage import CheckpointStorage, StorageUnavailable
 
 AT = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
@@ -97,3 +98,54 @@ def test_a_retention_that_keeps_nothing_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match="keep"):
         build_savepoint_schedule(pipeline=meeting_pipeline, savepoints=savepoints, cron_schedule="@daily", **options)
+
+
+# Runs
+
+
+@pytest.fixture
+def run_tick(
+    coordinator: Callable[..., Any], meeting_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]
+) -> Callable[[dg.DagsterInstance], Any]:
+    def tick(instance: dg.DagsterInstance) -> Any:
+        assets = assets_of(meeting_pipeline)
+        job = dg.define_asset_job("meetings", selection=[assets])
+        schedule = build_run_schedule(pipeline=meeting_pipeline, job=job, cron_schedule="0 * * * *")
+        defs = dg.Definitions(
+            assets=[assets], jobs=[job], schedules=[schedule], resources={"checkpoint_coordinator": coordinator()}
+        )
+        context = dg.build_schedule_context(
+            instance=instance, repository_def=defs.get_repository_def(), resources={"checkpoint_coordinator": coordinator()}
+        )
+        with context as entered:
+            return defs.resolve_schedule_def("meeting_runs").evaluate_tick(entered)
+
+    return tick
+
+
+def created(instance: dg.DagsterInstance, run_id: str, status: dg.DagsterRunStatus, job: str = "meetings") -> None:
+    location = RegisteredCodeLocationOrigin("the location")
+    origin = RemoteJobOrigin(RemoteRepositoryOrigin(location, "__repository__"), job)  # Dagster asks for it in a queued run
+    instance.add_run(dg.DagsterRun(job_name=job, run_id=run_id, status=status, remote_job_origin=origin))
+
+
+def test_a_run_is_started_where_none_is_alive(
+    instance: dg.DagsterInstance, run_tick: Callable[..., Any], owner: Callable[..., Any], meeting_pipeline: Pipeline
+) -> None:
+    assert len(run_tick(instance).run_requests) == 1, "the pipeline was never run"
+    owner(meeting_pipeline)  # its run is not known to this instance
+    assert run_tick(instance).skip_message == "Run run-1 runs the pipeline."
+    created(instance, "run-1", dg.DagsterRunStatus.FAILURE, job="another")
+    assert len(run_tick(instance).run_requests) == 1, "its process was killed: the lease is still there"
+
+
+@pytest.mark.parametrize(
+    ("status", "alive"), [(status, status.value not in ("SUCCESS", "FAILURE", "CANCELED")) for status in dg.DagsterRunStatus]
+)
+def test_a_run_of_the_job_that_waits_or_ends_is_alive(
+    instance: dg.DagsterInstance, run_tick: Callable[..., Any], status: dg.DagsterRunStatus, alive: bool
+) -> None:
+    created(instance, "a-run", status)
+    result = run_tick(instance)
+    assert (result.skip_message == f"Run a-run of meetings is {status.value}.") is alive
+    assert len(result.run_requests or ()) == (0 if alive else 1)

@@ -60,6 +60,7 @@ def automation(defs: dg.Definitions) -> dict[str, bool]:
         ({}, {"shop_recovery": False}),
         ({"drain_when": live_lag_zero()}, {"shop_recovery": False, "shop_drain": True}),
         ({"drain_when": lambda rows: True}, {"shop_recovery": False}),
+        ({"suspend_when": live_lag_zero()}, {"shop_recovery": False, "shop_suspend": True}),
         ({"reroot": True, "automation": True}, {"shop_recovery": True, "shop_reroot": True}),
         (
             {"run_schedule": "0 3 * * *", "savepoint_schedule": "0 * * * *"},
@@ -84,6 +85,8 @@ def test_the_assets_are_those_of_the_single_builders(resource: CheckpointCoordin
     graph = defs.resolve_asset_graph()
     keys = {key.to_user_string() for key in graph.get_all_asset_keys()}
     assert keys == {"eu/source", "eu/sales", "checkpoints/shop", "savepoints/shop"}
+    for key in (["checkpoints", "shop"], ["savepoints", "shop"]):
+        assert graph.get(dg.AssetKey(key)).parent_keys == {dg.AssetKey(["eu", "sales"])}
     sales = graph.get(dg.AssetKey(["eu", "sales"]))
     assert (sales.group_name, sales.tags["team"]) == ("shop", "sales")
     assert {key.to_user_string() for key in graph.asset_check_keys} == {"eu/sales:sold", "savepoints/shop:restorable"}
@@ -232,6 +235,7 @@ def test_the_attributes_of_a_component(loaded: Callable[..., dg.Definitions], mo
         ({"pipeline": "no_such_package.shop"}, ComponentAttributeError, "there is no module 'no_such_package'"),
         ({"pipeline": "shop"}, ComponentAttributeError, "expected the path of a Pipeline, such as"),
         ({"drain_when": ".pipeline.shop"}, ComponentAttributeError, "attribute 'drain_when'.*which is Pipeline"),
+        ({"suspend_when": ".pipeline.Owned"}, ComponentAttributeError, "attribute 'suspend_when'.*which is type"),
         ({"coordinator": {"intervall": 5}}, UnknownSettingError, "interval"),
     ],
 )

@@ -492,7 +492,7 @@ def test_python_about_sensors() -> None:
         REPOSITORY / "docs/sensors.md", flights=flights, flights_assets=flights_assets, flights_savepoints=flights_savepoints
     )
     made = [value for value in page.values() if isinstance(value, dg.SensorDefinition)]
-    for one in (page["defs"], page["own"]):
+    for one in (page["defs"], page["own"], page["bursts"]):
         dg.Definitions.validate_loadable(one)
     dg.Definitions.validate_loadable(
         dg.Definitions(
@@ -505,6 +505,7 @@ def test_python_about_sensors() -> None:
         )
     )
     assert {sensor.name for sensor in made} == {
+        "flights_caught_up",
         "flights_drain",
         "flights_evening",
         "flights_end_flights_live_EWR",

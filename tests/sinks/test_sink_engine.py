@@ -449,3 +449,4 @@ def test_commits_are_ordered_as_they_were_made_on_all_branches() -> None:
     assert (job.latest, job.newest, job.stretches) == ((4, "n4"), {0: 4, 5: 6}, ((0, 1), (5, 5), (0, 4)))
     assert [number for number in range(1, 8) if job.is_committed(number)] == [1, 2, 3, 4, 5, 6]
     assert [number for number in range(1, 8) if job.sees(number)] == [1, 5, 6, 7]
+    assert JobLedger(newest={0: 4}).in_order([3, 1]) == [1, 3], "of a release that recorded no stretches"

@@ -28,6 +28,7 @@ from dagster_checkpoints.spark.job.plan_check import check_plans
 TESTS = Path(__file__).parents[1]
 
 DEFINITION = """
+ComponentAttributeError ConflictingDefinitionsError
 ChainLayoutError DuplicateAssetKeyError DuplicatePipelineError DuplicateStageError DuplicateUidError EmptyPipelineError
 InstancesMismatchError InvalidBatchLimitError InvalidCheckpointConfig InvalidCommitCheckError InvalidDurationError
 InvalidExecutionGraphError InvalidInstancesError InvalidNameError InvalidSplitSourceError InvalidStageInputError

@@ -89,7 +89,7 @@ def describe(savepoint: Savepoint) -> dict[str, Any]:
         "pipeline": metadata.pipeline,
         "job": metadata.job_id,
         TRIGGERED: dg.MetadataValue.timestamp(metadata.triggered_at),
-        "duration": round(max(metadata.completed_at - metadata.triggered_at, 0.0), 3),
+        "duration_seconds": round(max(metadata.completed_at - metadata.triggered_at, 0.0), 3),
         "bytes": sum(files.values()),
         "files": len(files),
         "stages": _table(savepoint),

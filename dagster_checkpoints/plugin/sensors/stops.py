@@ -1,6 +1,8 @@
-"""The drain sensor: requests a stop with drain when a condition holds, once per job."""
+"""The drain sensor and the suspend sensor: they request a stop of the run when a condition holds, once per run."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import dagster as dg
 import msgspec
@@ -25,7 +27,7 @@ _REPORTS_APART = 2
 written the second report after the first tick."""
 
 
-class _DrainCursor(RequestCursor, frozen=True, kw_only=True, omit_defaults=True):
+class _StopCursor(RequestCursor, frozen=True, kw_only=True, omit_defaults=True):
     """Args:
     key: the alternative that held in the last tick, if it needs confirmation.
     sequence: the number of the status report in which it held.
@@ -69,27 +71,98 @@ def build_drain_sensor(
         >>> build_drain_sensor(pipeline=flights, when=bounded_stages_finished() & live_lag_zero())
     """
     check_seconds("build_drain_sensor", above=0, deadline=deadline)
-    sensor_name = name or f"{pipeline.name}_drain"
+    return _stop_sensor(
+        _DRAIN, pipeline, when, name or f"{pipeline.name}_drain", deadline, minimum_interval_seconds, default_status, resource_key
+    )
 
-    drain: RepeatedRequest[_DrainCursor] = RepeatedRequest(
+
+def build_suspend_sensor(
+    *,
+    pipeline: Pipeline,
+    when: DrainCondition,
+    name: str | None = None,
+    deadline: float = 600.0,
+    minimum_interval_seconds: int = 30,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+    resource_key: str = RESOURCE,
+) -> dg.SensorDefinition:
+    """A sensor that suspends the running pipeline when a condition holds: a savepoint is taken, all rows that stages have emitted
+    are committed, open windows stay in the state, the run ends, and the next run continues from there.
+
+    With `live_lag_zero()` and :func:`build_run_schedule` a feed is read in bursts. The job goes on in the next run: a condition
+    that looks back to the job's beginning (`assets_materialized`, `marker_object`, `at_time`) holds there at once.
+
+    Args:
+        pipeline: The pipeline to suspend.
+        when: The condition, as for :func:`build_drain_sensor`.
+        name: The sensor's name; default: the pipeline's name and `_suspend`.
+        deadline: Seconds that the savepoint may take.
+        minimum_interval_seconds: Least seconds between two ticks.
+        default_status: Whether the sensor runs without being switched on.
+        resource_key: Key of the :class:`CheckpointCoordinatorResource`.
+
+    Raises:
+        InvalidDurationError: `deadline` is not a number of seconds above 0.
+
+    Examples:
+        >>> build_suspend_sensor(pipeline=flights, when=bounded_stages_finished() & live_lag_zero())
+    """
+    check_seconds("build_suspend_sensor", above=0, deadline=deadline)
+    return _stop_sensor(
+        _SUSPEND,
+        pipeline,
+        when,
+        name or f"{pipeline.name}_suspend",
+        deadline,
+        minimum_interval_seconds,
+        default_status,
+        resource_key,
+    )
+
+
+@dataclass(frozen=True)
+class _Words:
+    """A kind of stop, in texts."""
+
+    drain: bool
+    do: str
+    does: str
+    done: str
+
+
+_DRAIN = _Words(True, "drain", "drains", "drained")
+_SUSPEND = _Words(False, "suspend", "suspends", "suspended")
+
+
+def _stop_sensor(
+    words: _Words,
+    pipeline: Pipeline,
+    when: DrainCondition,
+    sensor_name: str,
+    deadline: float,
+    minimum_interval_seconds: int,
+    default_status: dg.DefaultSensorStatus,
+    resource_key: str,
+) -> dg.SensorDefinition:
+    stop: RepeatedRequest[_StopCursor] = RepeatedRequest(
         sensor_name,
-        _DrainCursor,
-        "drain run {run}",
-        lambda control, request: control.stop(drain=True, name=sensor_name, request_id=request, deadline=deadline),
+        _StopCursor,
+        f"{words.do} run {{run}}",
+        lambda control, request: control.stop(drain=words.drain, name=sensor_name, request_id=request, deadline=deadline),
     )
 
     def evaluate(tick: SensorTick) -> dg.SensorResult:
         running = tick.control.find_run()
         if isinstance(running, NotRunning):
-            asked = read_cursor(tick.dagster.cursor, _DrainCursor).asked
+            asked = read_cursor(tick.dagster.cursor, _StopCursor).asked
             drained = tick.control.poll(asked) if asked else None
             if drained is not None and drained.status == "done":
-                return skip(f"Drained with savepoint {drained.checkpoint_id} ({drained.url}). {running.text}", _DrainCursor())
-            return skip(running.text, _DrainCursor())
-        progress = drain.poll(tick, drain.read(tick, running))
+                return skip(f"{_done(words, drained)}. {running.text}", _StopCursor())
+            return skip(running.text, _StopCursor())
+        progress = stop.poll(tick, stop.read(tick, running))
         if progress.under_way:
-            return skip(_under_way(progress.cursor.asked, running, progress.answer), progress.cursor)
-        given_up = drain.give_up(progress)
+            return skip(_under_way(words, progress.cursor.asked, running, progress.answer), progress.cursor)
+        given_up = stop.give_up(progress)
         if given_up is not None:
             return given_up
         before, failed = progress.cursor, progress.failed
@@ -103,35 +176,39 @@ def build_drain_sensor(
         return _decide(tick, progress, running, result)
 
     def _decide(
-        tick: SensorTick, progress: Progress[_DrainCursor], running: RunningPipeline, result: ConditionResult
+        tick: SensorTick, progress: Progress[_StopCursor], running: RunningPipeline, result: ConditionResult
     ) -> dg.SensorResult:
         before, failed = progress.cursor, progress.failed
         if not result.holds:
-            return skip(f"{failed}Not drained: {result.text}.", msgspec.structs.replace(before, key=None, sequence=0))
+            return skip(f"{failed}Not {words.done}: {result.text}.", msgspec.structs.replace(before, key=None, sequence=0))
         sequence = running.status.sequence if running.status is not None else 0
         if result.needs_confirmation and not (before.key == result.key and sequence >= before.sequence + _REPORTS_APART):
             if before.key != result.key:
                 before = msgspec.structs.replace(before, key=result.key, sequence=sequence)
             return skip(f"{failed}Condition met; confirming at the next tick: {result.text}.", before)
-        return drain.send_next(
-            tick, progress, lambda request: f"Asked run {running.run_id} to drain (request {request}): {result.text}."
+        return stop.send_next(
+            tick, progress, lambda request: f"Asked run {running.run_id} to {words.do} (request {request}): {result.text}."
         )
 
     return pipeline_sensor(
         evaluate,
         pipeline=pipeline,
         name=sensor_name,
-        description=f"Drains pipeline {pipeline.name!r} when {when.describe()}.",
+        description=f"{words.does.capitalize()} pipeline {pipeline.name!r} when {when.describe()}.",
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
         resource_key=resource_key,
     )
 
 
-def _under_way(asked: str, running: RunningPipeline, answer: Answer | None) -> str:
+def _done(words: _Words, answer: Answer) -> str:
+    return f"{words.done.capitalize()} with savepoint {answer.checkpoint_id} ({answer.url})"
+
+
+def _under_way(words: _Words, asked: str, running: RunningPipeline, answer: Answer | None) -> str:
     if answer is None:
-        return f"Run {running.run_id} has not yet seen the request to drain ({asked})."
+        return f"Run {running.run_id} has not yet seen the request to {words.do} ({asked})."
     if answer.status == "done":
-        return f"Drained with savepoint {answer.checkpoint_id} ({answer.url}); the run is ending."
+        return f"{_done(words, answer)}; the run is ending."
     stop = running.status.stop if running.status is not None else None
-    return f"Run {running.run_id} drains (request {asked}{f', {stop.state}' if stop is not None else ''})."
+    return f"Run {running.run_id} {words.does} (request {asked}{f', {stop.state}' if stop is not None else ''})."
