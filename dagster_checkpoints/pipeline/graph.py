@@ -112,6 +112,11 @@ class Pipeline:
         """Whether stage `name` ends by itself: a bounded source, or all of its inputs are bounded."""
         return self._bounded[self.stage(name).name]
 
+    @property
+    def bounded(self) -> bool:
+        """Whether the pipeline ends by itself: all of its stages are bounded."""
+        return all(self._bounded.values())
+
     def event_time(self, name: str) -> str | None:
         """The event-time column of the stage's output; None if it has none.
 

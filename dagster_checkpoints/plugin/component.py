@@ -8,7 +8,7 @@ It calls :func:`build_pipeline_defs`. Source: Dagster's documentation, "Creating
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import dagster as dg
 from dagster.components.core.context import ComponentLoadContext
@@ -23,22 +23,20 @@ from dagster_checkpoints.plugin.scaffolded_pipeline import pipeline_file
 from dagster_checkpoints.plugin.sensors.conditions import DrainCondition
 from dagster_checkpoints.plugin.stage_translator import DagsterStageTranslator
 
-T = TypeVar("T")
-
 
 class ComponentAttributeError(DagsterCheckpointsError):
     """An attribute of a component names an object that is not there, or of another kind."""
 
 
-def _object(context: dg.ResolutionContext, path: str, attribute: str, kind: type[T] | tuple[type[T], ...], what: str) -> T:
+def _object(context: dg.ResolutionContext, path: str, attribute: str, fits: Callable[[Any], bool], what: str) -> Any:
     """The object at a Python path.
 
     Args:
         context: the component's.
         path: ``package.module.name``; ``.module.name`` is relative to the component's folder.
         attribute: the attribute of the component that has the path.
-        kind: the object's class.
-        what: likewise, for errors.
+        fits: whether the attribute takes an object.
+        what: the objects that it takes, for errors.
 
     Raises:
         ComponentAttributeError: There is no such object, or one of another kind.
@@ -51,36 +49,55 @@ def _object(context: dg.ResolutionContext, path: str, attribute: str, kind: type
     try:
         found = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
-        if not module or not (error.name and (module == error.name or module.startswith(f"{error.name}."))):
+        if not f"{module}.".startswith(f"{error.name}."):
             raise  # a module that the named one imports
         raise ComponentAttributeError(f"{expected}, found {path!r}: there is no module {error.name!r}") from error
     except (AttributeError, ValueError) as error:
         raise ComponentAttributeError(f"{expected}, found {path!r}: module {module!r} has no {name!r}") from error
-    if not isinstance(found, kind):
-        raise ComponentAttributeError(f"{expected}, found {path!r}, which is {type(found).__name__}")
+    if not fits(found):
+        is_ = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
+        raise ComponentAttributeError(f"{expected}, found {path!r}, which is {is_}")
     return found
 
 
+def _is(kind: type) -> Callable[[Any], bool]:
+    return lambda found: isinstance(found, kind)
+
+
 def _pipeline(context: dg.ResolutionContext, path: str) -> Pipeline:
-    return _object(context, path, "pipeline", Pipeline, "a Pipeline")
+    found: Pipeline = _object(context, path, "pipeline", _is(Pipeline), "a Pipeline")
+    return found
 
 
 def _assets(context: dg.ResolutionContext, path: str) -> dg.AssetsDefinition:
-    return _object(context, path, "assets", dg.AssetsDefinition, "assets that @pipeline_assets made")
+    found: dg.AssetsDefinition = _object(context, path, "assets", _is(dg.AssetsDefinition), "assets that @pipeline_assets made")
+    return found
 
 
 def _condition(context: dg.ResolutionContext, path: str) -> DrainCondition | RowCondition:
+    def fits(found: Any) -> bool:
+        return isinstance(found, DrainCondition) or (callable(found) and not isinstance(found, type))
+
     what = "a condition of dagster_checkpoints.sensors, or of a function of the number of rows"
-    return _object(context, path, "drain_when", (DrainCondition, Callable), what)  # type: ignore[arg-type]
+    found: DrainCondition | RowCondition = _object(context, path, "drain_when", fits, what)
+    return found
 
 
 def _suspend_condition(context: dg.ResolutionContext, path: str) -> DrainCondition:
-    return _object(context, path, "suspend_when", DrainCondition, "a condition of dagster_checkpoints.sensors")
+    what = "a condition of dagster_checkpoints.sensors"
+    found: DrainCondition = _object(context, path, "suspend_when", _is(DrainCondition), what)
+    return found
 
 
 def _translator(context: dg.ResolutionContext, path: str) -> DagsterStageTranslator:
-    found: Any = _object(context, path, "translator", (DagsterStageTranslator, type), "a DagsterStageTranslator")
-    return found() if isinstance(found, type) else found
+    def fits(found: Any) -> bool:
+        return isinstance(found, DagsterStageTranslator) or (
+            isinstance(found, type) and issubclass(found, DagsterStageTranslator)
+        )
+
+    found: Any = _object(context, path, "translator", fits, "a DagsterStageTranslator, or of a class of them")
+    translator: DagsterStageTranslator = found() if isinstance(found, type) else found
+    return translator
 
 
 def _coordinator(context: dg.ResolutionContext, settings: dict[str, Any]) -> CheckpointCoordinatorResource:

@@ -22,7 +22,7 @@ from dagster_checkpoints.plugin.sensors.run_schedule import build_run_schedule
 from dagster_checkpoints.plugin.sensors.savepoint_check import build_savepoint_check_sensor
 from dagster_checkpoints.plugin.sensors.savepoint_schedule import build_savepoint_schedule
 from dagster_checkpoints.plugin.sensors.stops import build_drain_sensor, build_suspend_sensor
-from dagster_checkpoints.plugin.stage_assets import NotAPipelineAssetError, instance_assets, run_selection, stage_keys
+from dagster_checkpoints.plugin.stage_assets import instance_assets, run_selection, stage_keys
 from dagster_checkpoints.plugin.stage_translator import DagsterStageTranslator
 
 RowCondition = Callable[[Mapping[str, int]], bool]
@@ -149,30 +149,18 @@ def build_pipeline_defs(
         sensors.append(build_suspend_sensor(when=suspend_when, default_status=on, **asking))
     if reroot:
         sensors.append(build_reroot_sensor(assets=assets, default_status=on, **asking))
-    status = dg.DefaultScheduleStatus.RUNNING if automation else dg.DefaultScheduleStatus.STOPPED
+    by_cron: dict[str, Any] = {
+        "pipeline": pipeline,
+        "execution_timezone": execution_timezone,
+        "default_status": dg.DefaultScheduleStatus.RUNNING if automation else dg.DefaultScheduleStatus.STOPPED,
+        "resource_key": resource_key,
+    }
     schedules = []
     if run_schedule is not None:
-        schedules.append(
-            build_run_schedule(
-                pipeline=pipeline,
-                job=job,
-                cron_schedule=run_schedule,
-                execution_timezone=execution_timezone,
-                default_status=status,
-                resource_key=resource_key,
-            )
-        )
+        schedules.append(build_run_schedule(job=job, cron_schedule=run_schedule, **by_cron))
     if savepoint_schedule is not None:
         schedules.append(
-            build_savepoint_schedule(
-                pipeline=pipeline,
-                savepoints=savepoints,
-                cron_schedule=savepoint_schedule,
-                keep=keep_savepoints,
-                execution_timezone=execution_timezone,
-                default_status=status,
-                resource_key=resource_key,
-            )
+            build_savepoint_schedule(savepoints=savepoints, cron_schedule=savepoint_schedule, keep=keep_savepoints, **by_cron)
         )
     return dg.Definitions(
         assets=[assets, *instance_assets(assets), savepoints],
@@ -213,11 +201,7 @@ def _runs(
 
 
 def _check_own_assets(pipeline: Pipeline, assets: dg.AssetsDefinition, described: Mapping[str, Any]) -> None:
-    if not stage_keys(assets, pipeline):
-        raise NotAPipelineAssetError(
-            "build_pipeline_defs: expected as assets= those that @pipeline_assets(pipeline=...) made of pipeline "
-            f"{pipeline.name!r}, found {sorted(key.to_user_string() for key in assets.keys)}"
-        )
+    stage_keys(assets, pipeline)
     both = sorted(name for name, value in described.items() if value is not None)
     if both:
         raise ConflictingDefinitionsError(

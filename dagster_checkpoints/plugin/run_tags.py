@@ -28,9 +28,8 @@ def added_tags(pipeline: Pipeline, given: Mapping[str, str]) -> dict[str, str]:
         pipeline: The pipeline.
         given: The run's tags.
     """
-    ends = all(pipeline.is_bounded(stage.name) for stage in pipeline.stages)
     limited = any(name in given for name in _LIMITS)
-    return {PIPELINE: pipeline.name, **({} if ends or limited else {MAX_RUNTIME: _UNLIMITED})}
+    return {PIPELINE: pipeline.name, **({} if pipeline.bounded or limited else {MAX_RUNTIME: _UNLIMITED})}
 
 
 def repeated_tags(given: Mapping[str, str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ names. It must not know how a pipeline runs.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -168,11 +168,10 @@ def instance_assets(assets: dg.AssetsDefinition) -> list[dg.AssetSpec]:
                 )
             )
     for pipeline, stages in pipelines.items():
-        read = {dep.asset_key for spec in stages for dep in spec.deps}
         specs.append(
             dg.AssetSpec(
                 key=checkpoints_key(pipeline),
-                deps=[spec.key for spec in stages if spec.key not in read],  # an edge from each stage would hide the others
+                deps=last_stages(stages),  # an edge from each stage would hide the others
                 description=f"The checkpoints of pipeline {pipeline}: an observation shows the newest one.",
                 group_name=stages[0].group_name,
                 metadata={CHECKPOINTS_OF: pipeline},
@@ -182,12 +181,33 @@ def instance_assets(assets: dg.AssetsDefinition) -> list[dg.AssetSpec]:
 
 
 def stage_keys(assets: dg.AssetsDefinition, pipeline: Pipeline) -> dict[str, dg.AssetKey]:
-    """Asset keys by stage; empty if `@pipeline_assets` did not make the assets from this pipeline."""
-    return {
+    """Asset keys by stage.
+
+    Raises:
+        NotAPipelineAssetError: `@pipeline_assets` did not make the assets from this pipeline.
+    """
+    keys = {
         str(_value(spec.metadata[STAGE])): spec.key
         for spec in assets.specs
         if _value(spec.metadata.get(PIPELINE)) == pipeline.name and STAGE in spec.metadata
     }
+    if not keys:
+        raise NotAPipelineAssetError(
+            f"expected the assets that @pipeline_assets(pipeline=...) made of pipeline {pipeline.name!r}, found "
+            f"{sorted(key.to_user_string() for key in assets.keys)}"
+        )
+    return keys
+
+
+def last_stages(stages: Iterable[dg.AssetSpec]) -> list[dg.AssetKey]:
+    """The keys of a pipeline's stages that no other of its stages reads.
+
+    Args:
+        stages: The assets of one pipeline.
+    """
+    stages = [spec for spec in stages if STAGE in spec.metadata]
+    read = {dep.asset_key for spec in stages for dep in spec.deps}
+    return [spec.key for spec in stages if spec.key not in read]
 
 
 def run_selection(pipeline: Pipeline, assets: dg.AssetsDefinition) -> dg.AssetSelection:
@@ -197,7 +217,7 @@ def run_selection(pipeline: Pipeline, assets: dg.AssetsDefinition) -> dg.AssetSe
     the run for the end of that stage.
     """
     selection = dg.AssetSelection.assets(*stage_keys(assets, pipeline).values())
-    if all(pipeline.is_bounded(stage.name) for stage in pipeline.stages):
+    if pipeline.bounded:
         return selection
     stages = selection.without_checks()
     return stages | dg.AssetSelection.checks(*assets.check_keys) if assets.check_keys else stages

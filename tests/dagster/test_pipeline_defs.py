@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,9 +117,9 @@ def test_the_job_begins_with_the_start_point_in_its_launchpad(resource: Checkpoi
 
 
 def test_pipelines_share_a_resource_or_have_their_own(resource: CheckpointCoordinatorResource) -> None:
-    shared = [build_pipeline_defs(shop(name=name)) for name in ("one",)]
+    shared = build_pipeline_defs(shop(name="one"))
     other = build_pipeline_defs(shop(name="two"), key_prefix="two", coordinator=resource, resource_key="of_two")
-    defs = dg.Definitions.merge(*shared, other, dg.Definitions(resources={"checkpoint_coordinator": resource}))
+    defs = dg.Definitions.merge(shared, other, dg.Definitions(resources={"checkpoint_coordinator": resource}))
     dg.Definitions.validate_loadable(defs)
     needed = defs.resolve_assets_def(dg.AssetKey(["two", "sales"])).required_resource_keys
     assert "checkpoint_coordinator" not in needed and needed >= {"of_two"}
@@ -157,7 +159,7 @@ def test_a_run_of_the_job_materializes_the_stages(numbers_pipeline: Pipeline, re
 # The component
 
 
-def test_the_scaffolded_component_loads_and_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_scaffolded_component_loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     with create_defs_folder_sandbox() as sandbox:
         folder = sandbox.scaffold_component(component_cls=CheckpointedPipelineComponent, defs_path="shop")
@@ -183,6 +185,9 @@ def source(context): ...
 
 shop = Pipeline("shop", [source])
 quiet = live_lag_zero()
+
+def many(rows):
+    return rows["source"] > 1000
 """
 
 
@@ -201,6 +206,18 @@ def loaded() -> Iterator[Callable[..., dg.Definitions]]:
                 return defs
 
         yield load
+
+
+def test_the_attributes_of_a_component_are_the_arguments_of_the_call() -> None:
+    arguments = {
+        name: None if parameter.default is parameter.empty else parameter.default
+        for name, parameter in inspect.signature(build_pipeline_defs).parameters.items()
+    }
+    attributes = {
+        each.name: None if each.default is dataclasses.MISSING else each.default
+        for each in dataclasses.fields(CheckpointedPipelineComponent)
+    }
+    assert list(attributes.items()) == list(arguments.items())
 
 
 def test_the_attributes_of_a_component(loaded: Callable[..., dg.Definitions], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +252,12 @@ def test_the_attributes_of_a_component(loaded: Callable[..., dg.Definitions], mo
         ({"pipeline": "no_such_package.shop"}, ComponentAttributeError, "there is no module 'no_such_package'"),
         ({"pipeline": "shop"}, ComponentAttributeError, "expected the path of a Pipeline, such as"),
         ({"drain_when": ".pipeline.shop"}, ComponentAttributeError, "attribute 'drain_when'.*which is Pipeline"),
-        ({"suspend_when": ".pipeline.Owned"}, ComponentAttributeError, "attribute 'suspend_when'.*which is type"),
+        ({"drain_when": ".pipeline.Owned"}, ComponentAttributeError, "attribute 'drain_when'.*which is the class Owned"),
+        ({"suspend_when": ".pipeline.Owned"}, ComponentAttributeError, "attribute 'suspend_when'.*which is the class Owned"),
+        ({"suspend_when": ".pipeline.many"}, ComponentAttributeError, "attribute 'suspend_when'.*which is function"),
+        ({"translator": ".pipeline.ParquetSink"}, ComponentAttributeError, "attribute 'translator'.*which is the class ParquetS"),
+        ({"translator": ".pipeline.shop"}, ComponentAttributeError, "attribute 'translator'.*which is Pipeline"),
+        ({"assets": ".pipeline.shop"}, ComponentAttributeError, "attribute 'assets'.*which is Pipeline"),
         ({"coordinator": {"intervall": 5}}, UnknownSettingError, "interval"),
     ],
 )

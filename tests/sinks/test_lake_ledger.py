@@ -71,15 +71,18 @@ def test_an_owner_that_has_come_before_the_table_is_recorded_with_it(tmp_path: P
 
 
 def test_a_replaced_jobs_run_that_is_still_there_commits_nothing_in_any_instance(tmp_path: Path) -> None:
-    """The first instance of the new job removes the rows of all: those of instances that the new job has not opened, too."""
+    """The first instance of the new job removes the rows of all: those of instances that the new job has not opened, too, and
+    of one that has not committed anything yet.
+    """
     table = Table(tmp_path)
-    old = [table.opened(index=index, parallelism=2) for index in (0, 1)]
-    for sink in old:
+    old = [table.opened(index=index, parallelism=3) for index in (0, 1, 2)]
+    for sink in old[:2]:
         sink.commit(table.staged(sink, 1, 1))
-    waiting = table.staged(old[1], 2, 2)
+    waiting = [table.staged(sink, 2, 2) for sink in old[1:]]
     replacing = table.opened(settings={"at_new_start": "replace"}, job_id=2, epoch=2, attempt="new")
     replacing.start_new()
     assert table.rows() == []
-    with pytest.raises(SinkFenced, match="epoch 2"):
-        old[1].commit(waiting)
+    for sink, transaction in zip(old[1:], waiting, strict=True):
+        with pytest.raises(SinkFenced, match="epoch 2"):
+            sink.commit(transaction)
     assert table.rows() == []

@@ -25,7 +25,7 @@ from dagster_checkpoints.plugin.savepoints.recording import (
 )
 from dagster_checkpoints.plugin.savepoints.retention import STAMP, RecordedSavepoint, SavepointRetention, delete_expired
 from dagster_checkpoints.plugin.settings import KnownSettings
-from dagster_checkpoints.plugin.stage_assets import stage_keys
+from dagster_checkpoints.plugin.stage_assets import last_stages
 from dagster_checkpoints.storage import CheckpointStorage
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def savepoint_asset(
             f"The savepoints of pipeline {pipeline.name!r}, one per partition. Materialize a new partition to take a savepoint "
             "of the running pipeline: add a partition in the dialog; its key is the savepoint's name."
         ),
-        deps=_last_stages(pipeline, assets),
+        deps=last_stages(assets.specs),
         metadata={SAVEPOINTS_OF: pipeline.name},
         group_name=group_name,
         required_resource_keys={resource_key},
@@ -155,11 +155,6 @@ def savepoint_asset(
         pool=pool,
         kinds={"savepoint"},
     )(take)
-
-
-def _last_stages(pipeline: Pipeline, assets: dg.AssetsDefinition) -> list[dg.AssetKey]:
-    keys = stage_keys(assets, pipeline)
-    return [keys[stage.name] for stage in pipeline.stages if stage.name in keys and not pipeline.downstream(stage.name)]
 
 
 def _refuse_to_replace(context: dg.AssetExecutionContext, asset: SavepointAsset, partition: str) -> None:

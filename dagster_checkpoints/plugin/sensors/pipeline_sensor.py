@@ -146,6 +146,28 @@ class SensorTick:
     now: datetime
 
 
+def find_run_for_schedule(
+    context: dg.ScheduleEvaluationContext, pipeline: Pipeline, name: str, resource_key: str
+) -> RunningPipeline | NotRunning:
+    """The run that owns the pipeline, or the end of the latest run, for a schedule's tick.
+
+    Args:
+        context: Dagster's context of the tick.
+        pipeline: The pipeline.
+        name: The schedule's name.
+        resource_key: Key of the :class:`CheckpointCoordinatorResource`.
+
+    Raises:
+        StorageUnavailable, OutcomeUnknown, WriteConflict, TimeLimitExceeded: Storage does not answer; see `TRANSIENT`.
+    """
+    coordinator: CheckpointCoordinatorResource = getattr(context.resources, resource_key)
+
+    def control() -> PipelineControl:
+        return coordinator.control(pipeline, instance=context.instance, asked_by=f"schedule {name}")
+
+    return TimedControl(control, STORAGE_SECONDS).find_run()
+
+
 Evaluate = Callable[[SensorTick], dg.SensorResult]
 
 

@@ -18,7 +18,7 @@ from dagster_checkpoints.plugin.run_tags import repeated_tags
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor, write_cursor
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import SensorTick, pipeline_sensor, skip
-from dagster_checkpoints.plugin.stage_assets import PIPELINE, REFUSED, NotAPipelineAssetError, run_selection, stage_keys
+from dagster_checkpoints.plugin.stage_assets import PIPELINE, REFUSED, run_selection, stage_keys
 from dagster_checkpoints.storage import CorruptStatus, PipelineState
 
 RECOVERS = "dagster_checkpoints/recovers"
@@ -125,11 +125,6 @@ def build_recovery_sensor(
     if not is_count(limit, least=1):
         raise ValueError(f"expected build_recovery_sensor(limit=...) of at least 1, or no run is ever restarted; found {limit!r}")
     keys = frozenset(stage_keys(assets, pipeline).values())
-    if not keys:
-        raise NotAPipelineAssetError(
-            f"expected the assets that @pipeline_assets(pipeline=...) made of {pipeline.name!r}, found "
-            f"{sorted(key.to_user_string() for key in assets.keys)}"
-        )
     sensor_name = name or f"{pipeline.name}_recovery"
     own_job = dg.define_asset_job(
         f"{sensor_name}_job",

@@ -22,7 +22,7 @@ from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
     request_id,
     skip,
 )
-from dagster_checkpoints.plugin.stage_assets import FINISHED_BEFORE, NotAPipelineAssetError, reports_end, stage_keys
+from dagster_checkpoints.plugin.stage_assets import FINISHED_BEFORE, reports_end, stage_keys
 
 ATTEMPTS = 5
 _NEWEST = 50
@@ -87,11 +87,6 @@ def build_reroot_sensor(
     """
     check_seconds("build_reroot_sensor", above=0, deadline=deadline)
     keys = stage_keys(assets, pipeline)
-    if not keys:
-        raise NotAPipelineAssetError(
-            f"expected the assets that @pipeline_assets(pipeline=...) made of {pipeline.name!r}, found "
-            f"{sorted(key.to_user_string() for key in assets.keys)}"
-        )
     sensor_name = name or f"{pipeline.name}_reroot"
 
     def evaluate(tick: SensorTick) -> dg.SensorResult:

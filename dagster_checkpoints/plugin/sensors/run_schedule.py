@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
 
-from dagster_checkpoints.control import PipelineControl
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.savepoints import RESOURCE
-from dagster_checkpoints.plugin.sensors.pipeline_sensor import STORAGE_SECONDS, TRANSIENT, NotRunning, TimedControl
-
-if TYPE_CHECKING:
-    from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
+from dagster_checkpoints.plugin.sensors.pipeline_sensor import TRANSIENT, NotRunning, find_run_for_schedule
 
 _ENDED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 _ALIVE = [status for status in dg.DagsterRunStatus if status not in _ENDED]
@@ -56,17 +52,13 @@ def build_run_schedule(
         description=f"Runs of pipeline {pipeline.name!r}, one at a time.",
     )
     def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        coordinator: CheckpointCoordinatorResource = getattr(context.resources, resource_key)
         instance = context.instance
         of_job = instance.get_runs(dg.RunsFilter(job_name=job.name, statuses=_ALIVE), limit=1)
         if of_job:
             return dg.SkipReason(f"Run {of_job[0].run_id} of {job.name} is {of_job[0].status.value}.")
 
-        def control() -> PipelineControl:
-            return coordinator.control(pipeline, instance=instance, asked_by=f"schedule {schedule_name}")
-
         try:
-            running = TimedControl(control, STORAGE_SECONDS).find_run()
+            running = find_run_for_schedule(context, pipeline, schedule_name, resource_key)
         except TRANSIENT as error:
             return dg.SkipReason(f"{error} This tick starts no run.")
         if isinstance(running, NotRunning):

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, timedelta
-from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_checkpoints.control import PipelineControl
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.pipeline.number_values import is_count
 from dagster_checkpoints.plugin.savepoints import RESOURCE, SavepointConfig, SavepointRetention
 from dagster_checkpoints.plugin.savepoints.retention import STAMP
-from dagster_checkpoints.plugin.sensors.pipeline_sensor import STORAGE_SECONDS, TRANSIENT, NotRunning, TimedControl
-
-if TYPE_CHECKING:
-    from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
+from dagster_checkpoints.plugin.sensors.pipeline_sensor import TRANSIENT, NotRunning, find_run_for_schedule
 
 
 def build_savepoint_schedule(
@@ -98,14 +93,10 @@ def build_savepoint_schedule(
         description=f"Periodic savepoints of pipeline {pipeline.name!r} while it runs.",
     )
     def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        coordinator: CheckpointCoordinatorResource = getattr(context.resources, resource_key)
         instance = context.instance
 
-        def control() -> PipelineControl:
-            return coordinator.control(pipeline, instance=instance, asked_by=f"schedule {schedule_name}")
-
         try:
-            running = TimedControl(control, STORAGE_SECONDS).find_run()
+            running = find_run_for_schedule(context, pipeline, schedule_name, resource_key)
         except TRANSIENT as error:
             return dg.SkipReason(f"{error} This tick takes no savepoint.")
         if isinstance(running, NotRunning):

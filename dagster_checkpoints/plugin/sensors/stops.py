@@ -70,10 +70,7 @@ def build_drain_sensor(
     Examples:
         >>> build_drain_sensor(pipeline=flights, when=bounded_stages_finished() & live_lag_zero())
     """
-    check_seconds("build_drain_sensor", above=0, deadline=deadline)
-    return _stop_sensor(
-        _DRAIN, pipeline, when, name or f"{pipeline.name}_drain", deadline, minimum_interval_seconds, default_status, resource_key
-    )
+    return _stop_sensor(_DRAIN, pipeline, when, name, deadline, minimum_interval_seconds, default_status, resource_key)
 
 
 def build_suspend_sensor(
@@ -107,17 +104,7 @@ def build_suspend_sensor(
     Examples:
         >>> build_suspend_sensor(pipeline=flights, when=bounded_stages_finished() & live_lag_zero())
     """
-    check_seconds("build_suspend_sensor", above=0, deadline=deadline)
-    return _stop_sensor(
-        _SUSPEND,
-        pipeline,
-        when,
-        name or f"{pipeline.name}_suspend",
-        deadline,
-        minimum_interval_seconds,
-        default_status,
-        resource_key,
-    )
+    return _stop_sensor(_SUSPEND, pipeline, when, name, deadline, minimum_interval_seconds, default_status, resource_key)
 
 
 @dataclass(frozen=True)
@@ -138,12 +125,14 @@ def _stop_sensor(
     words: _Words,
     pipeline: Pipeline,
     when: DrainCondition,
-    sensor_name: str,
+    name: str | None,
     deadline: float,
     minimum_interval_seconds: int,
     default_status: dg.DefaultSensorStatus,
     resource_key: str,
 ) -> dg.SensorDefinition:
+    check_seconds(f"build_{words.do}_sensor", above=0, deadline=deadline)
+    sensor_name = name or f"{pipeline.name}_{words.do}"
     stop: RepeatedRequest[_StopCursor] = RepeatedRequest(
         sensor_name,
         _StopCursor,
@@ -155,9 +144,9 @@ def _stop_sensor(
         running = tick.control.find_run()
         if isinstance(running, NotRunning):
             asked = read_cursor(tick.dagster.cursor, _StopCursor).asked
-            drained = tick.control.poll(asked) if asked else None
-            if drained is not None and drained.status == "done":
-                return skip(f"{_done(words, drained)}. {running.text}", _StopCursor())
+            answer = tick.control.poll(asked) if asked else None
+            if answer is not None and answer.status == "done":
+                return skip(f"{_done(words, answer)}. {running.text}", _StopCursor())
             return skip(running.text, _StopCursor())
         progress = stop.poll(tick, stop.read(tick, running))
         if progress.under_way:

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 from dagster_checkpoints.sinks.engine import Plan, SinkScope
 from dagster_checkpoints.sinks.lake.columns import added, differences
-from dagster_checkpoints.sinks.lake.earlier_jobs import files_of_other_jobs, visible_rows
+from dagster_checkpoints.sinks.lake.earlier_jobs import files_of_other_jobs, transactions_of, visible_rows
 from dagster_checkpoints.sinks.lake.fitting import FileFitting
 from dagster_checkpoints.sinks.lake.fitting import Target as Fitted
 from dagster_checkpoints.sinks.lake.ledger import (
@@ -70,6 +70,7 @@ class LakeTarget(AtomicTarget):
         self._files = TransactionFiles(fitting.log, sink)
         self._by_key = bool(fitting.replacement.key)
         self._open: dict[str, dict[int, list[DataFile]]] = {}
+        self._earlier_jobs: list[str] = []
         self._waiting: Ledger | None = None  # of a table that does not exist
         self._fitted: Fitted | None = None
         self._marked = False
@@ -84,14 +85,15 @@ class LakeTarget(AtomicTarget):
     def jobs(self, scope: SinkScope) -> list[str]:
         """The jobs of the stage with rows that readers see; other stages and programs may write to the table."""
         self._scope = scope
-        if not self._log.find():
-            return []
-        self._fitting.check_table()
-        return sorted({job for _, job in visible_rows(self._log, scope, by_key=self._by_key)})
+        self._earlier_jobs = []
+        if self._log.find():
+            self._fitting.check_table()
+            self._earlier_jobs = sorted({job for _, job in visible_rows(self._log, scope, by_key=self._by_key)})
+        return self._earlier_jobs
 
     def foreign(self) -> list[str]:
         """In a table where rows replace others by key, files that may hold rows of an earlier job besides those of others."""
-        if not (self._by_key and self._log.exists and visible_rows(self._log, self._scope, by_key=True)):
+        if not (self._by_key and self._earlier_jobs):
             return []
         _, others = files_of_other_jobs(self._log, self._scope)
         if not others:
@@ -141,8 +143,7 @@ class LakeTarget(AtomicTarget):
         return self._ledger()
 
     def committed(self, job: str) -> list[Commit]:
-        found = committed_of((name for name in self._existing() if name.job == job), self._log.number)
-        return [Commit(job, name.instance.index, name.checkpoint_id) for name in found]
+        return [Commit(job, name.instance.index, name.checkpoint_id) for name in self._committed(job)]
 
     # Staged rows
 
@@ -256,7 +257,7 @@ class LakeTarget(AtomicTarget):
             files_of = placed[staged.name].plan()
             add += files_of.add
             remove += files_of.remove
-        if not add and not remove and all(self._log.number(name) == number for name, number in numbers.items()):
+        if not add and not remove and self._recorded(numbers):
             return None
         replaces = bool(change.moves.publish) and bool(self._fitting.replacement)
         read_rows = replaces or (change.alone and self._by_key)
@@ -273,18 +274,20 @@ class LakeTarget(AtomicTarget):
     def _other_jobs(self, job: str) -> tuple[list[DataFile | ActiveFile], dict[str, int]]:
         """The files with rows of all other jobs, and the numbers to record with their removal.
 
-        The owner is recorded for all their instances, too: otherwise one of theirs might commit behind it.
+        The owner is recorded for all their instances, also those that have only staged rows: otherwise one of theirs might
+        commit behind it.
         """
         owner = self._scope.owner
         others = {of: names for of, names in visible_rows(self._log, self._scope, by_key=self._by_key).items() if of[1] != job}
         numbers: dict[str, int] = {}
+        if owner.epoch:
+            of_others = {name.instance for name in transactions_of(self._log, self._scope) if name.job != job}
+            numbers |= {owner_number(instance, owner.history): owner.epoch for instance in of_others}
         for instance, other in others:
             ledger = read_job(instance, other, self._log.number)
             numbers |= changed_numbers(instance, other, ledger, ledger.showing(0))
-            if owner.epoch:
-                numbers[owner_number(instance, owner.history)] = owner.epoch
         if not others:
-            return [], {}
+            return [], numbers
         if not self._by_key:
             visibility = RowVisibility(self._log, self._files, self._sink)
             names = [name for names in others.values() for name in names]
@@ -301,7 +304,7 @@ class LakeTarget(AtomicTarget):
         return list(files), numbers
 
     def _moved(self, change: Change) -> LakeChange:
-        committed = committed_of((name for name in self._existing() if name.job == change.job), self._log.number)
+        committed = self._committed(change.job)
 
         def of(commits: Sequence[Commit]) -> list[TransactionName]:
             wanted = {commit.checkpoint for commit in commits}
@@ -309,7 +312,8 @@ class LakeTarget(AtomicTarget):
 
         why = f"to restore checkpoint {change.ledger.job(change.job).shown}"
         visibility = RowVisibility(self._log, self._files, self._sink)
-        return LakeChange(visibility.shown(of(change.moves.show)), visibility.hidden(of(change.moves.hide), why))
+        hidden = visibility.hidden(of(change.moves.hide), why)  # refuses, where `shown` copies files
+        return LakeChange(visibility.shown(of(change.moves.show)), hidden)
 
     def _placement(self, name: TransactionName) -> RowPlacement:
         content = self._files.complete(name)
@@ -359,17 +363,20 @@ class LakeTarget(AtomicTarget):
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             try:
-                self._log.commit(lambda: self._recorded(waiting))
+                self._log.commit(lambda: self._earlier(waiting))
             except BaseException:
                 self._waiting = waiting
                 raise
         return True
 
-    def _recorded(self, waiting: Ledger) -> LakeChange | None:
+    def _earlier(self, waiting: Ledger) -> LakeChange | None:
+        """The commit for what the ledger said before there was a table."""
         self._guard(self._ledger())
         numbers = self._numbers_of(waiting)
-        known = all(self._log.number(name) == number for name, number in numbers.items())
-        return None if known else LakeChange(numbers=numbers, note=describe(numbers))
+        return None if self._recorded(numbers) else LakeChange(numbers=numbers, note=describe(numbers))
+
+    def _recorded(self, numbers: Mapping[str, int]) -> bool:
+        return all(self._log.number(name) == number for name, number in numbers.items())
 
     def _numbers_of(self, waiting: Ledger) -> dict[str, int]:
         numbers: dict[str, int] = {}
@@ -394,6 +401,9 @@ class LakeTarget(AtomicTarget):
     def _existing(self) -> list[TransactionName]:
         """The instance's transactions whose files exist, of all jobs."""
         return transactions_in(self._log.files.sizes(self._names.transactions))
+
+    def _committed(self, job: str) -> list[TransactionName]:
+        return committed_of((name for name in self._existing() if name.job == job), self._log.number)
 
     def _left_open(self, existing: Sequence[TransactionName]) -> dict[str, str]:
         """The marker of each other attempt, by the name of its transaction that may be open."""

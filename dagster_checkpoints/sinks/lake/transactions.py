@@ -12,7 +12,7 @@ Must not know which transactions are committed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -111,11 +111,6 @@ class TransactionFiles:
                 f"{self._sink}: expected {name.file} to name the data files of a transaction, found a file that cannot be read: "
                 f"{error}. Restore it from a backup"
             ) from error
-
-
-def in_order(names: Iterable[TransactionName]) -> list[TransactionName]:
-    """Transactions by checkpoint."""
-    return sorted(names, key=lambda name: name.checkpoint_id)
 
 
 def _saved(file: DataFile) -> str:

@@ -8,7 +8,7 @@ Must not know why, nor what is recorded of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,7 +16,7 @@ import msgspec
 
 from dagster_checkpoints.sinks.lake.names import TransactionName, original_name, renewed_name
 from dagster_checkpoints.sinks.lake.table_log import DataFile, TableLog
-from dagster_checkpoints.sinks.lake.transactions import TransactionFiles, in_order
+from dagster_checkpoints.sinks.lake.transactions import TransactionFiles
 from dagster_checkpoints.systems.errors import SinkCannotTakeBack, SinkTransactionLost, few
 
 
@@ -35,7 +35,7 @@ class RowVisibility:
         self._sink = sink
         self._active = {original_name(path): path for path in log.active_files()}
 
-    def hidden(self, names: Iterable[TransactionName], why: str) -> list[DataFile]:
+    def hidden(self, names: Sequence[TransactionName], why: str) -> list[DataFile]:
         """The files to remove so that readers do not see the rows of transactions.
 
         Args:
@@ -46,18 +46,17 @@ class RowVisibility:
             SinkCannotTakeBack: another program has rewritten rows that have to vanish, or the table only takes new rows.
             SinkTransactionLost: a transaction's file has been deleted.
         """
-        ordered = in_order(names)
-        if ordered:
+        if names:
             self._log.check_may_remove()
-        return [file for name in ordered for file in self._to_hide(name, why)]
+        return [file for name in names for file in self._to_hide(name, why)]
 
-    def shown(self, names: Iterable[TransactionName]) -> list[DataFile]:
+    def shown(self, names: Sequence[TransactionName]) -> list[DataFile]:
         """The files to add so that readers see the rows of transactions again.
 
         Raises:
             SinkTransactionLost: rows that are needed again have been deleted.
         """
-        return [file for name in in_order(names) for file in self._to_show(name)]
+        return [file for name in names for file in self._to_show(name)]
 
     def _to_hide(self, name: TransactionName, why: str) -> list[DataFile]:
         files = self._transactions.data_files(name)
