@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from dagster_checkpoints.plugin.stage_assets import instance_assets
     from dagster_checkpoints.plugin.stage_translator import DagsterStageTranslator
     from dagster_checkpoints.sensors import (
+        build_burst_schedule,
         build_drain_sensor,
         build_end_of_input_sensor,
         build_recovery_sensor,
@@ -88,6 +89,7 @@ _WHERE = {
     "TwoPhaseCommitSink": "sinks",
     "Watermark": "pipeline",
     "bounded_source": "pipeline",
+    "build_burst_schedule": "sensors",
     "build_drain_sensor": "sensors",
     "build_end_of_input_sensor": "sensors",
     "build_pipeline_defs": "plugin.pipeline_defs",
@@ -140,6 +142,7 @@ __all__ = [
     "TwoPhaseCommitSink",
     "Watermark",
     "bounded_source",
+    "build_burst_schedule",
     "build_drain_sensor",
     "build_end_of_input_sensor",
     "build_pipeline_defs",

@@ -16,7 +16,7 @@ from dagster_checkpoints.plugin.sensors.conditions import (
 from dagster_checkpoints.plugin.sensors.end_of_input import NotASourceError, build_end_of_input_sensor
 from dagster_checkpoints.plugin.sensors.recovery import Backoff, build_recovery_sensor
 from dagster_checkpoints.plugin.sensors.reroot import build_reroot_sensor
-from dagster_checkpoints.plugin.sensors.run_schedule import build_run_schedule
+from dagster_checkpoints.plugin.sensors.run_schedule import build_burst_schedule, build_run_schedule
 from dagster_checkpoints.plugin.sensors.savepoint_check import build_savepoint_check_sensor
 from dagster_checkpoints.plugin.sensors.savepoint_schedule import build_savepoint_schedule
 from dagster_checkpoints.plugin.sensors.stops import build_drain_sensor, build_suspend_sensor
@@ -32,6 +32,7 @@ __all__ = [
     "assets_materialized",
     "at_time",
     "bounded_stages_finished",
+    "build_burst_schedule",
     "build_drain_sensor",
     "build_end_of_input_sensor",
     "build_recovery_sensor",

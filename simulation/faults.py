@@ -38,6 +38,7 @@ from dagster_checkpoints.state import (
     redistribution,
     restore,
 )
+from simulation.burst_faults import BURST_FAULTS
 from simulation.injection import Fault, injected
 from simulation.layout_faults import LAYOUT_FAULTS
 from simulation.rescaling_faults import RESCALING_FAULTS
@@ -241,6 +242,7 @@ FAULTS = (
         "splits",
     ),
     Fault("the end of a finished producer is not sent again", first_elements, "if producer_finished", "if False"),
+    *BURST_FAULTS,
     *LAYOUT_FAULTS,
     *RESCALING_FAULTS,
     SINK_FAULTS[0],

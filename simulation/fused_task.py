@@ -19,7 +19,7 @@ from dagster_checkpoints.execution.elements import WatermarkStatus
 from dagster_checkpoints.execution.fused_sources import FusedSource, FusedSources
 from dagster_checkpoints.execution.task_events import PinSnapshot, SourcesAsked
 from dagster_checkpoints.execution.task_machine import TaskMachine
-from simulation.channels import Channel, Ghost, Snapshot, source_row, source_watermark
+from simulation.channels import Channel, Ghost, Snapshot, mix, source_row, source_watermark
 from simulation.operators import Operator
 from simulation.shapes import StageSpec, name_of
 from simulation.task import RUNNING, Task
@@ -39,6 +39,8 @@ class FusedReader:
         stage: number of its stage.
         splits: [split, position] of each of its splits.
         held: whether it is held to what is there.
+        to_end: whether it ends when it has read that.
+        bound: in a burst, the number of records that it has yet to read while it is not to end; None for all.
         ended: whether it was asked after it was held, and had nothing more.
         watermark: the latest watermark that was reported of it.
     """
@@ -48,6 +50,8 @@ class FusedReader:
     operator: Operator
     splits: list[list[int]] = field(default_factory=list)
     held: bool = False
+    to_end: bool = False
+    bound: int | None = None
     ended: bool = False
     watermark: int = MIN_WATERMARK_MS
 
@@ -63,8 +67,10 @@ class FusedReader:
         """Emit up to `times` records. Returns their number."""
         for count in range(times):
             unread = self.unread
-            if not unread:
+            if not unread or self.bound == 0:
                 return count
+            if self.bound is not None:
+                self.bound -= 1
             split = min(unread, key=itemgetter(1))
             uid, ts, key = source_row(self.stage, *split)
             split[1] += 1
@@ -97,7 +103,7 @@ class FusedTask(Task):
         asked_to_end = {name for name, _ in process.ended_sources}
         sources = []
         for position, reader in enumerate(self.readers):
-            bounded = reader.spec.kind == "bounded" or reader.name in asked_to_end
+            bounded = reader.to_end = reader.spec.kind == "bounded" or reader.name in asked_to_end
             idle_after = IDLE_AFTER if process.scenario.idle else None
             sources.append(FusedSource(reader.name, position, bounded, True, idle_after, known.get(reader.name)))
             splits = restored.ghost.fused.get(reader.stage) or [(split, 0) for split in range(reader.spec.splits)]
@@ -112,6 +118,7 @@ class FusedTask(Task):
             valve_watermark=restored.valve,
             finished_before=restored.after_finish,
             fused=tuple(sources),
+            burst=process.requested_start.burst,
         )
 
     @property
@@ -125,7 +132,18 @@ class FusedTask(Task):
         life = self.life
         if not self.started or self.done or life._paused or life._state is not RUNNING:
             return False
-        return bool(self.asked) or any(not r.ended and (r.held or r.unread) for r in self.readers)
+        return bool(self.asked) or self._may_read()
+
+    def _may_read(self) -> bool:
+        """Whether a source has records, or is to be asked again until it has ended or, in a burst, caught up."""
+        asks = not self.process.requested_start.burst or not self.fused.caught_up
+        return any(not r.ended and ((r.held and asks) or (r.unread and r.bound != 0)) for r in self.readers)
+
+    def hold_to_burst(self) -> None:
+        """The machine holds the sources."""
+
+    def unread_in_burst(self) -> int:
+        return sum((r.bound or 0) if not r.to_end else max(len(r.unread), 1) for r in self.readers if not r.ended)
 
     def emit_records(self, times: int) -> bool:
         """A micro-batch with up to `times` records of each source; or the machine is told of earlier ones."""
@@ -133,7 +151,7 @@ class FusedTask(Task):
             return False
         self.batches += 1
         late = self.batches % 3 == 0
-        if not (self.asked and late) and any(not r.ended and (r.held or r.unread) for r in self.readers):
+        if not (self.asked and late) and self._may_read():
             self._run_micro_batch(times)
         if not late:
             self._tell()
@@ -158,7 +176,7 @@ class FusedTask(Task):
         while self.asked and self.machine.running:
             event = self.asked.popleft()
             for reader in self.readers:
-                if reader.name in event.unmoved and reader.held:
+                if reader.name in event.unmoved and reader.to_end:
                     reader.ended = True
                 reader.watermark = max(reader.watermark, event.watermarks.get(reader.name, MIN_WATERMARK_MS))
             self.handle(event)
@@ -191,10 +209,16 @@ class FusedTask(Task):
         self.asked.clear()
 
     def hold(self, sources: Sequence[str]) -> None:
+        process = self.process
         for reader in self.readers:
             if reader.name in sources:
                 check(not reader.ended, "{} reads {} again, which has ended", self.id, reader.name)
                 self.process.count("held sources")
+                # In a burst the sources are held a first time when the query begins.
+                reader.to_end = reader.to_end or reader.held or not process.requested_start.burst
+                left = sum(reader.spec.records_of(split) - position for split, position in reader.splits)
+                numbers = (process.scenario.seed, process.number, process.attempt, reader.stage)
+                reader.bound = None if reader.to_end else mix(*numbers) % (max(left, 0) + 1)
                 reader.held = True
         # The query has asked them before they were held.
         self.asked = deque(

@@ -29,6 +29,7 @@ from dagster_checkpoints.execution.split_events import SplitsDiscovered
 from dagster_checkpoints.execution.start_point import NothingToRestoreError, choose_start, is_job_over
 from dagster_checkpoints.execution.storage_steps import drive
 from dagster_checkpoints.state import RestoreError
+from simulation.channels import mix
 from simulation.machine import FINISH, SLEEP, TURN
 from simulation.requests import OK, PAUSE, PUT, Steps
 from simulation.restoring import Restored, StartPoint, deploy, read_restored, start_options
@@ -60,7 +61,8 @@ class Process(Writer):
 
     def _run_job(self) -> Steps[None]:
         self.count("take-overs" if self.owner.previous.lease is not None else "acquisitions")
-        self.job = JobMachine("simulated", self.config, self.scenario.restart, self.epoch, self.scenario.failover)
+        restart, failover, burst = self.scenario.restart, self.scenario.failover, self.requested_start.burst
+        self.job = JobMachine("simulated", self.config, restart, self.epoch, failover, burst=burst)
         self.slow.append(self._choose())
         while self.job.phase is not _OVER:
             if self.slow:
@@ -113,6 +115,8 @@ class Process(Writer):
         if spec.kind == "bounded":
             self.report(action.attempt, SplitsDiscovered(action.stage, splits[: spec.splits // 2]))
             yield PAUSE
+        elif self.requested_start.burst:
+            splits = splits[: mix(self.scenario.seed, self.number, self.attempt) % (len(splits) + 1)]
         else:
             splits = splits[: self.discoveries[action.stage]]
         self.report(action.attempt, SplitsDiscovered(action.stage, splits, last=True))
@@ -173,6 +177,10 @@ class Process(Writer):
         unlisted = self.owner.unlisted
         steps: Steps[StartPoint] = choose_start(previous, self.owner.retained, options, "the store", unlisted=unlisted)
         self._start = start = drive(steps, self.perform)
+        job = previous.job
+        if self.requested_start.restore_from == "latest" and job.stop_asked_by == "caught_up" and start.pointer is not None:
+            of_burst = start.pointer.location != job.savepoint or start.claimed
+            check(of_burst, "the savepoint {} of a burst is nobody's, and would never be deleted", job.savepoint)
         self.count("restores" if start.restored is not None else "new starts")
         if unlisted.checkpoints:
             self._check_without_record(start)
@@ -367,6 +375,9 @@ class Process(Writer):
         self.ghosts[task.id] = task.ghost()
         self.running = [t for t in self.running if t is not task]
         stopped = self.job.requests.stopped
+        if stopped is not None and stopped.asked_by == "caught_up" and task.machine.suspended:
+            self.count("tasks suspended by a burst")
+            check(not task.unread_in_burst(), "the burst has ended before {} has read what was there", task.id)
         last = task.ended_with if stopped is None else stopped.checkpoint_id
         check(task.ended_with == last, "{} ends with checkpoint {}, the others with {}", task.id, task.ended_with, last)
 

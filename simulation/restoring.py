@@ -56,6 +56,7 @@ class RequestedStart(msgspec.Struct, frozen=True):
         copied: whether the savepoint is copied elsewhere first.
         claim: whether the pipeline becomes the owner of the savepoint.
         variant: index of the variant of the pipeline.
+        burst: whether the run is a burst.
         allow_older_checkpoint: whether older ones are tried; no simulated user allows it.
     """
 
@@ -64,6 +65,7 @@ class RequestedStart(msgspec.Struct, frozen=True):
     copied: bool = False
     claim: bool = False
     variant: int = 0
+    burst: bool = False
     allow_older_checkpoint: bool = False
 
     @property

@@ -55,6 +55,7 @@ class Scenario:
         max_rows: the most rows that a micro-batch takes from the channels of its task; None for no limit.
         asynchronous: whether queries follow their gates in steps of their own, and not at once.
         failover: what restarts after a task's failure.
+        bursts: whether runs are bursts, most of them.
     """
 
     seed: int
@@ -74,6 +75,7 @@ class Scenario:
     max_rows: int | None
     asynchronous: bool
     failover: FailoverStrategy
+    bursts: bool
 
     @property
     def exactly_once(self) -> bool:
@@ -138,6 +140,7 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
         max_rows=(None, None, None, 1, 2, 7)[seed // 11 % 6],
         asynchronous=r.random() < (0.6 if config.unaligned else 0.2),
         failover="full" if r.random() < 0.15 else "region",
+        bursts=seed // 3 % 4 == 1 and config.checkpoints_after_tasks_finish,
     )
 
 

@@ -263,20 +263,27 @@ class RandomSchedule:
             if job_ended:
                 return None
             start = "retained" if world.store.without_record else "latest"
-            return ("start", start, 0, False, False, world.variant_of_newest()) if last is None or world.calm else ("calm",)
+            label = ("start", start, 0, False, False, world.variant_of_newest(), self._is_burst())
+            return label if last is None or world.calm else ("calm",)
         latest, earlier = (6, 6) if self._scenario.going_back else (12, 4)
         # After the job's end "latest" is a new start. A user seldom names a checkpoint that does not exist.
         retained = earlier if world.store.listed() and not job_ended else 1
         savepoint = (6 if job_ended else earlier) if world.store.reported else 1
         what = r.choices(("latest", "retained", "savepoint", "none"), (1 if job_ended else latest, retained, savepoint, 1))[0]
         variant = r.randrange(len(world.shapes)) if r.random() < 0.3 else (last.requested_start.variant + 1) % len(world.shapes)
-        return ("start", what, r.randrange(2), what == "savepoint" and r.random() < 0.3, r.random() < 0.3, variant)
+        which, copied, claims = r.randrange(2), what == "savepoint" and r.random() < 0.3, r.random() < 0.3
+        return ("start", what, which, copied, claims, variant, self._is_burst())
+
+    def _is_burst(self) -> bool:
+        """Whether the next run is a burst: in some worlds, most of them."""
+        world = self._world
+        return self._scenario.bursts and not world.calm and len(world.processes) % 3 != 2
 
     def _end_job(self) -> Label | None:
-        """When the unbounded sources have no more records, a user ends the job; again if that fails."""
+        """When the unbounded sources have no more records, a user ends the job; again if that fails. A burst ends by itself."""
         world = self._world
         process = world.current
-        if process is None or process.paused or process.end_requested or process.unanswered:
+        if process is None or process.paused or process.end_requested or process.unanswered or process.requested_start.burst:
             return None
         unbounded = [task for task in process.running if task.source == "unbounded"]
         # With union state there may be no checkpoint before all instances have reached their end.

@@ -80,10 +80,17 @@ class Task(TaskData):
                     return True
         self.opening = None
         self.started = True
+        self.hold_to_burst()
         if self.source and not self.finished_operators:
             self.send_event_time(WatermarkStatus(False))
         self.handle(on.TaskOpened())
         return True
+
+    def hold_to_burst(self) -> None:
+        """In a burst: an unbounded source reads only some of its records."""
+        if self.process.requested_start.burst and self.source == "unbounded" and self.machine.splits is None:
+            process = self.process
+            self.bound = mix(process.scenario.seed, process.number, process.attempt, self.number) % (self.left + 1)
 
     def can_read(self) -> bool:
         """Whether a source can read a record or reach its end."""
@@ -92,6 +99,8 @@ class Task(TaskData):
             return False
         if self.machine.splits is not None:
             return self.reading is not None
+        if self.bound is not None:
+            return not self.machine.has_read_all
         return self.left > 0 or self.source == "bounded"
 
     @property
@@ -107,8 +116,10 @@ class Task(TaskData):
             if self.output.idle:
                 self.send_event_time(WatermarkStatus(False))
             self.process.count("records")
-            if not self.read_record():
+            if self.bound == 0 or not self.read_record():
                 self.end_of_split_or_source()
+            elif self.bound is not None:
+                self.bound -= 1
             if not self.can_read():
                 break
         return True
@@ -306,6 +317,8 @@ class Task(TaskData):
         if self.gate_moved and not self.asynchronous and not self.life._paused and self.life._state is RUNNING:
             self.gate_moved = False
             self._run_batch(self.opened.positions, self.opened.watermark)
+        elif self.inputs and self.gate.settling and not self.gate_moved and self.planned is None and not self.done:
+            self.handle(on.QuerySettled())
 
     def _open_gate(self, action: on.OpenTo) -> None:
         self.opened, self.gate_moved = action, True
@@ -348,6 +361,8 @@ class Task(TaskData):
             return
         self.pinned[checkpoint_id] = taken
         if properties.stops_job:
+            settled = not (self.stateful and self.inputs and self.gate.open) or self.event_time >= self.gate.watermark
+            check(settled, "{} is stopped before it has emitted what is due at {}", self.id, self.event_time)
             self.stopped_by = checkpoint_id
         self.handle(on.SnapshotPinned(checkpoint_id))
 

@@ -20,6 +20,7 @@ from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.pipeline import TaskId
 from simulation.channels import ONE, Channel, Ghost, Output, Row, Snapshot, owner_of, source_row, source_watermark
 from simulation.operators import Forward, Operator, Union, operator
+from simulation.shapes import name_of
 from simulation.sinks import TaskFailure, TaskSink
 from simulation.violations import Violation, check
 
@@ -32,7 +33,7 @@ class TaskData:
 
     # Slots, because a dictionary of more than 30 attributes is slow.
     __slots__ = (
-        "attempt", "closed", "contents", "done", "ended_with", "event_time", "fail_at", "failed", "finished_operators",
+        "attempt", "bound", "closed", "contents", "done", "ended_with", "event_time", "fail_at", "failed", "finished_operators",
         "gate", "head", "id", "inputs", "left", "life", "machine", "max_watermark_sent", "number", "opening", "operators",
         "output", "outputs", "process", "read", "reading", "records_of", "retired", "sink", "source", "splits",
         "started", "stateful", "stopped_by", "streams", "tables", "valve_seen", "written",
@@ -64,6 +65,8 @@ class TaskData:
         """The splits of instances that had finished and are gone."""
         self.left = 0
         """Number of records of its splits that it has not read."""
+        self.bound: int | None = None
+        """In a burst: the number of records that an unbounded source has yet to read; None for others."""
         self.reading: list[int] | None = None
         """[split, position] of the split that a split source reads now."""
         self.started = False
@@ -102,15 +105,18 @@ class TaskData:
             if known.restored is not None:
                 channel.watermark, channel.ended = known.restored.watermark, known.restored.ended
         splits = restored.splits if self.operators[0].spec.enumerated else None
+        names = self.process.shape.stages[self.head].names
+        ended = self.source and (name_of(self.head), names[self.id.index]) in self.process.ended_sources
         return TaskMachine(
             self.id,
             self.process.config,
             channels,
             restored.valve,
-            bounded=self.source == "bounded",
+            bounded=self.source == "bounded" or bool(ended),
             finished_before=restored.after_finish,
             splits=splits,
             max_rows=self.process.scenario.max_rows,
+            burst=self.process.requested_start.burst,
         )
 
     def restore(self, snapshot: Snapshot, stages: Sequence[Sequence[Any]]) -> None:
@@ -173,6 +179,12 @@ class TaskData:
         if split[1] % 2 == 0:
             self.forward_source_time()
         return True
+
+    def unread_in_burst(self) -> int:
+        """The number of records, or splits, that a source has yet to read in a burst; at least 1 for a bounded one."""
+        if self.machine.splits is not None:
+            return len(self.machine.splits.held)
+        return max(self.left, 1) if self.source == "bounded" else self.bound or 0
 
     def forward_source_time(self) -> None:
         if self.splits and self.machine.running:

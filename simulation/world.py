@@ -209,6 +209,9 @@ class World:
         if process.ended_by == "suspend":
             stopped = process.job.requests.stopped
             assert stopped is not None
+            unended = [task.id for task in process.tasks.values() if task.source and task.machine.suspended]
+            ends = self.ended_early or stopped.asked_by != "caught_up"
+            check(ends or unended, "a burst has suspended a job all of whose sources have ended")
             self._check_written(process, self.store.check_complete(stopped.location), "after the suspend")
         else:
             self._check_effects(process)
@@ -229,6 +232,7 @@ class World:
             for stage, read in positions.items():
                 spec = shape.stages[stage]
                 left = [s for s in range(spec.splits) if dict(read).get(s, 0) < spec.records_of(s)]
+                check(spec.kind != "unbounded", f"stage {stage}, which is unbounded, has come to its end")
                 check(spec.kind != "bounded" or not left, f"stage {stage} has finished before the end of its splits {left}")
         rows = expected_rows(shape, positions)
         for stage, sink in self.sinks.items():

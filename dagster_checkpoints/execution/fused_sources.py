@@ -4,6 +4,9 @@ Several sources run in the query of the stage that reads them, and each keeps an
 
     open ── bounded, or a request to end it ──> held to what is there now ── asked again, and nothing new ──> ended
 
+In a burst (`execution.burst`) all sources are held from the beginning; an unbounded one that has nothing new has caught up, and
+has not ended: it can still be asked to end, and reads what is there by then.
+
 A source that has ended is left out of the minimum of event time. Its stage finishes with the next checkpoint, which records it,
 although the task runs on; when all sources have ended, so have the data of the task. A source that had ended in the restored
 checkpoint is never read again.
@@ -54,13 +57,16 @@ class FusedSources:
     Args:
         sources: the sources, in the order of the chain.
         watermark: the watermark of all of them together in the restored checkpoint, epoch ms; None before the first.
+        burst: whether unbounded sources are read up to what is there at the beginning.
     """
 
-    def __init__(self, sources: Sequence[FusedSource], watermark: int | None = None) -> None:
+    def __init__(self, sources: Sequence[FusedSource], watermark: int | None = None, *, burst: bool = False) -> None:
         self._sources = {source.name: source for source in sources}
         restored = {s.name: s.restored for s in sources if s.restored is not None}
         self._ended = {name for name, source in restored.items() if source.ended}
-        self._held = {source.name for source in sources if source.bounded} | self._ended
+        self._to_end = {source.name for source in sources if source.bounded} | self._ended
+        self._held = {source.name for source in sources} if burst else self._to_end
+        self._caught_up: set[str] = set()
         self._valve = WatermarkValve(source.name for source in sources if source.event_time)
         known = {name: _channel_watermark(source) for name, source in restored.items()}
         self._valve.restore(ValveState(MIN_WATERMARK_MS if watermark is None else watermark, known))
@@ -78,6 +84,11 @@ class FusedSources:
     def all_ended(self) -> bool:
         """Whether every source has ended."""
         return len(self._ended) == len(self._sources)
+
+    @property
+    def caught_up(self) -> bool:
+        """In a burst: whether every source has ended, or has read what it is held to."""
+        return len(self._ended | self._caught_up) == len(self._sources)
 
     @property
     def backlog(self) -> bool:
@@ -100,7 +111,7 @@ class FusedSources:
         return FusedSourceSnapshot(source.name, source.position, source.name in self._ended, watermark, idle, behind)
 
     def begin(self, now: float) -> list[FusedAction]:
-        """The query runs: hold the bounded sources to what is there now."""
+        """The query runs: hold the bounded sources, in a burst all of them, to what is there now."""
         self._moved_at = dict.fromkeys(self._sources, now)
         to_hold = tuple(name for name in self._sources if name in self._held and name not in self._ended)
         return [HoldSources(to_hold)] if to_hold else []
@@ -109,13 +120,15 @@ class FusedSources:
         """A source is to end: it reads what is there now, and no more.
 
         Args:
-            source: name of the source; nothing is done if it is held already.
+            source: name of the source; nothing is done if it is to end already.
         """
         if source not in self._sources:
             raise UnexpectedEvent(f"{source!r} is none of the fused sources {', '.join(self._sources)} of this task.")
-        if source in self._held:
+        if source in self._to_end:
             return []
+        self._to_end.add(source)
         self._held.add(source)
+        self._caught_up.discard(source)
         return [HoldSources((source,))]
 
     def asked(self, event: SourcesAsked, now: float) -> list[FusedAction]:
@@ -132,6 +145,7 @@ class FusedSources:
             self._not_moved(name, now)
         actions: list[FusedAction] = []
         if self._valve.watermark > before:
+            self._caught_up.clear()  # only when the query has run under this event time, and was asked again
             actions.append(AdvanceEventTime(self._valve.watermark))
         if self._valve.is_idle != self._idle:
             self._idle = self._valve.is_idle
@@ -140,11 +154,14 @@ class FusedSources:
 
     def _not_moved(self, name: str, now: float) -> None:
         source = self._sources[name]
-        if name in self._held:
+        if name in self._to_end:
             self._ended.add(name)
             if source.event_time:
                 self._valve.end(name, drain=True)
-        elif source.event_time and source.idle_after is not None and now - self._moved_at[name] > source.idle_after:
+            return
+        if name in self._held:
+            self._caught_up.add(name)
+        if source.event_time and source.idle_after is not None and now - self._moved_at[name] > source.idle_after:
             self._valve.idle(name)
 
 

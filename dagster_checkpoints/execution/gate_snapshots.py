@@ -71,6 +71,11 @@ class SnapshotDue(msgspec.Struct, frozen=True):
         return isinstance(self.action, _SNAPSHOTS)
 
     @property
+    def stops_job(self) -> bool:
+        """Whether the snapshot is the last one of the task, for the savepoint of a stop."""
+        return isinstance(self.action, _SNAPSHOTS) and self.action.barrier.properties.stops_job
+
+    @property
     def overtakes(self) -> bool:
         """Whether the snapshot does not wait until the query has caught up."""
         return isinstance(self.action, StartSnapshot)

@@ -65,6 +65,7 @@ from dagster_checkpoints.execution.task_events import (
     QueryConsumed,
     QueryHeld,
     QueryRunning,
+    QuerySettled,
     SnapshotFailed,
     SnapshotPinned,
     StartQuery,
@@ -113,6 +114,8 @@ class InputGate:
         self._awaits: type[object] | None = TaskOpened
         """The type of the event that answers the last action; no element is read before it comes. None if none is awaited."""
         self._paused = False
+        self._settled = False
+        """Whether the query has emitted everything that is due by what the gate has opened to."""
 
     # Queries of the driver
 
@@ -152,6 +155,12 @@ class InputGate:
     def watermark(self) -> int:
         """The watermark of all channels together, epoch ms; MIN_WATERMARK_MS before there is one."""
         return self._watermarks.watermark
+
+    @property
+    def settling(self) -> bool:
+        """Whether the snapshot of a stop waits until the query has emitted what is due; see `QuerySettled`."""
+        waits = bool(self._due) and self._due[0].stops_job and not self._settled
+        return waits and self.open and self._intake.streaming and self.caught_up
 
     @property
     def has_news(self) -> bool:
@@ -250,6 +259,9 @@ class InputGate:
             channel = self._channels[name]
             channel.consumed = max(channel.consumed, position)
             self._intake.consumed(channel)
+
+    def _query_settled(self, event: QuerySettled) -> None:
+        self._settled = True
 
     def _between_batches(self, event: BetweenBatches) -> None:
         self._actions += self._watermarks.between_batches(caught_up=self.caught_up)
@@ -356,16 +368,23 @@ class InputGate:
     def _let_through(self) -> None:
         opened = self._intake.let_through()
         if opened is not None:
+            self._settled = False
             self._actions.append(opened)
 
     def _take_due(self) -> None:
-        """Take the snapshots that are due, once the query has caught up; at once where the barrier overtakes."""
+        """Take the snapshots that are due, once the query has caught up; at once where the barrier overtakes.
+
+        That of a stop waits until the query has also run under the newest watermark: its results are due now, not when the job is
+        resumed.
+        """
         while self._due and self._awaits is None:
             due = self._due[0]
             if due.takes_snapshot and self.open and not self.caught_up:
                 if due.overtakes:
                     self._awaits = QueryHeld
                     self._actions.append(HoldQuery(due.checkpoint_id))
+                return
+            if self.settling:
                 return
             self._take_next()
 
@@ -436,6 +455,7 @@ _TAKES: dict[type[object], Callable[[InputGate, Any], None]] = {
     ElementsArrived: InputGate._arrived,
     QueryConsumed: InputGate._consumed,
     BetweenBatches: InputGate._between_batches,
+    QuerySettled: InputGate._query_settled,
     TriggerReceived: InputGate._triggered,
     life.CheckpointAbortedNotice: InputGate._aborted,
     UnreadBarrier: InputGate._announced,

@@ -43,6 +43,7 @@ from dagster_checkpoints.coordination import (
     WriteMetadata,
 )
 from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.execution.burst import Burst
 from dagster_checkpoints.execution.job_actions import DiscoverSplits, ForgetSavepoints, JobAction, SendToTasks, TaskHasFinished
 from dagster_checkpoints.execution.job_events import Failure, TaskFailure
 from dagster_checkpoints.execution.job_requests import (
@@ -57,6 +58,7 @@ from dagster_checkpoints.execution.messages import EndInput, TaskMessage
 from dagster_checkpoints.execution.pipeline_state import EndedBy, StopAskedBy
 from dagster_checkpoints.execution.split_enumerators import SplitEnumerators
 from dagster_checkpoints.execution.split_events import EnumeratorStart, SplitRequest, SplitsDiscovered
+from dagster_checkpoints.execution.task_events import SourcesRead
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId, connected_regions
 
 _FINISHED = TaskState.FINISHED  # read at every event, and a look-up in an enumeration is slow
@@ -87,6 +89,7 @@ class JobCoordination:
     Args:
         pipeline: name of the pipeline, for messages.
         failover: what restarts after the failure of a task.
+        burst: the burst, if the job is suspended when its sources have read what is there; None for others.
 
     Attributes:
         actions: the actions for the driver, in order.
@@ -100,16 +103,17 @@ class JobCoordination:
         fatal: the failure of a job without a deployed attempt; None without one.
     """
 
-    def __init__(self, pipeline: str, failover: FailoverStrategy = "region") -> None:
+    def __init__(self, pipeline: str, failover: FailoverStrategy = "region", burst: Burst | None = None) -> None:
         self.actions: list[JobAction] = []
         self.requests = JobRequests(pipeline)
-        self.splits = SplitEnumerators()
+        self.splits = SplitEnumerators(burst=burst is not None)
         self.coordinator: CheckpointCoordinator | None = None
         self.finished: set[TaskId] = set()
         self.ended_sources: set[tuple[str, str]] = set()
         self.attempts: dict[str, int] = {}
         self.end: AttemptEnd | None = None
         self.fatal: Failure | None = None
+        self._burst = burst
         self._pipeline = pipeline
         self._failover = failover
         self._regions: dict[str, frozenset[str]] = {}
@@ -193,13 +197,13 @@ class JobCoordination:
     def stop_asked_by(self) -> StopAskedBy:
         """What asked for the stop that has succeeded; "" without one."""
         stopped = self.requests.stopped
-        if stopped is None:
-            return ""
-        return "termination" if stopped.termination else "request"
+        return stopped.asked_by if stopped is not None else ""
 
     # Tasks
 
-    def take_report(self, attempt: int, report: EventOfTask | TaskFailure | SplitRequest | SplitsDiscovered) -> None:
+    def take_report(
+        self, attempt: int, report: EventOfTask | TaskFailure | SplitRequest | SplitsDiscovered | SourcesRead
+    ) -> None:
         """A task reports something: nothing follows if the task was stopped, and its attempt is not the present one."""
         if self.attempts.get(report.task.vertex) != attempt:
             return
@@ -210,6 +214,10 @@ class JobCoordination:
         if isinstance(report, SplitRequest | SplitsDiscovered):
             for task, message in self.splits.take(report, self._now):
                 self._send((task,), message)
+            return
+        if isinstance(report, SourcesRead):
+            if self._burst is not None:
+                self._burst.read(report)
             return
         self.to_coordinator(report)
         if type(report) is TaskStateChanged and report.state is _FINISHED:
@@ -245,6 +253,8 @@ class JobCoordination:
     def stop(self, vertices: Set[str] | None) -> None:
         """The tasks of these vertices are being stopped, None for all: nothing is sent to them, and they report no more."""
         self.attempts = {} if vertices is None else {v: at for v, at in self.attempts.items() if v not in vertices}
+        if self._burst is not None:
+            self._burst.stopped(vertices)
 
     def all_stopped(self, vertices: Set[str] | None) -> bool:
         """Whether no task of these vertices is deployed; None for all vertices."""
@@ -352,6 +362,28 @@ class JobCoordination:
 
     # Requests
 
+    def suspend_if_caught_up(self) -> None:
+        """In a burst: ask for a suspend when every source has read what was there, unless a stop is under way."""
+        if self._burst is None or self.requests.stop is not None or self.restarting:
+            return
+        tasks = {source.task for source in self._sources} - self.finished
+        request = self._burst.request(tasks, self.splits.have_read_all, self._now)
+        if request is not None:
+            self.requests.ask(request, self._now)
+
+    def _answered(self, answer: AnswerRequest) -> None:
+        self.actions.append(answer)
+        if self._burst is None or not self._burst.is_own(answer.request_id) or answer.done:
+            return
+        message = self._burst.failed(answer.message, self._now, restarting=self.restarting)
+        if message:
+            self.end = AttemptEnd(Failure(f"Pipeline {self._pipeline!r}: {message}"), JobStatus.FAILED)
+
+    @property
+    def next_suspend(self) -> float | None:
+        """When a suspend that has failed is asked for again, seconds; None if that is not known."""
+        return self._burst.next_deadline if self._burst is not None else None
+
     def advance_requests(self, *, all_run: bool) -> None:
         """Hand over the requests that can be done now, and withdraw those that are overdue.
 
@@ -377,7 +409,7 @@ class JobCoordination:
                 case EndSources():
                     self.end_sources(action)
                 case AnswerRequest():
-                    self.actions.append(action)
+                    self._answered(action)
                 case FailOver(message):
                     self.fail(Failure(message))
 

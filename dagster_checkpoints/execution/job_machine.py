@@ -41,6 +41,7 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
+from dagster_checkpoints.execution.burst import Burst
 from dagster_checkpoints.execution.job_actions import JobAction
 from dagster_checkpoints.execution.job_coordination import AttemptEnd, JobCoordination
 from dagster_checkpoints.execution.job_events import Failure, JobBeginning, JobMachineEvent, JobOutcome, RestorePoint
@@ -63,6 +64,7 @@ class JobMachine:
         restart: the restart strategy: how often, and after what delay, the job is restarted.
         epoch: fencing epoch of this run, which the checkpoints that it completes carry.
         failover: what restarts after the failure of a task: its region, or all tasks.
+        burst: whether the job is suspended when its sources have read what is there, see `execution.burst`.
     """
 
     def __init__(
@@ -72,12 +74,14 @@ class JobMachine:
         restart: RestartStrategy,
         epoch: int,
         failover: FailoverStrategy = "region",
+        *,
+        burst: bool = False,
     ) -> None:
         self._pipeline = pipeline
         self._config = config
         self._strategy = restart.fresh()
         self._epoch = epoch
-        self._job = JobCoordination(pipeline, failover)
+        self._job = JobCoordination(pipeline, failover, Burst(config, epoch) if burst else None)
         self._phase = JobPhase.CHOOSING
         self._attempt = 0
         self._start: JobBeginning | None = None
@@ -156,7 +160,7 @@ class JobMachine:
             if self._phase is _RESTARTING and not self._job.finalizing:
                 due.append(self._restart_at)
             if self._phase is _RUNNING:
-                due.append(self._job.splits.next_discovery(self._job.attempts))
+                due += [self._job.splits.next_discovery(self._job.attempts), self._job.next_suspend]
         return min([at for at in due if at is not None], default=None)
 
     # Events
@@ -174,6 +178,8 @@ class JobMachine:
         self._now = now
         self._job.at(now)
         self._take(event)
+        if self._phase is _RUNNING:
+            self._job.suspend_if_caught_up()
         self._job.advance_requests(all_run=self._phase is _RUNNING)
         self._proceed()
         return self._job.actions

@@ -37,6 +37,7 @@ from dagster_checkpoints.coordination import (
     StopWithSavepoint,
     TaskFailed,
 )
+from dagster_checkpoints.execution.pipeline_state import StopAskedBy
 from dagster_checkpoints.pipeline import TaskId
 
 
@@ -50,7 +51,8 @@ class Request(msgspec.Struct, frozen=True):
         drain: for a stop: whether it drains, with MAX_WATERMARK and the end of the data; otherwise it suspends.
         stage: for end_source: name of the source that ends.
         instance: for end_source: the only instance that ends; None for all instances.
-        termination: for a stop: whether the job's own process requests it, because it is being terminated.
+        asked_by: for a stop: what asks for it: a user, the termination of the job's own process, or the job itself, because its
+            sources have read what was there (`execution.burst`).
     """
 
     request_id: str
@@ -59,7 +61,7 @@ class Request(msgspec.Struct, frozen=True):
     drain: bool = False
     stage: str = ""
     instance: str | None = None
-    termination: bool = False
+    asked_by: StopAskedBy = "request"
 
 
 class RequestReceived(msgspec.Struct, frozen=True):
@@ -94,13 +96,13 @@ class Stopped(msgspec.Struct, frozen=True):
         drain: whether the stop was a drain.
         checkpoint_id: id of the savepoint.
         location: location of the savepoint.
-        termination: whether the job's own process requested the stop, because it was being terminated.
+        asked_by: what asked for the stop.
     """
 
     drain: bool
     checkpoint_id: int
     location: str
-    termination: bool = False
+    asked_by: StopAskedBy = "request"
 
 
 # Actions
@@ -132,7 +134,7 @@ class AnswerRequest(msgspec.Struct, frozen=True):
 
     Attributes:
         request_id: id of the request.
-        requesters: numbers of all requesters with this id.
+        requesters: numbers of all requesters with this id; none of a request of the job itself.
         reason: why the request failed; None if it is done.
         message: the failure, for people.
         checkpoint_id: id of the savepoint or checkpoint; None without one.
@@ -208,13 +210,24 @@ class JobRequests:
 
     def receive(self, event: RequestReceived) -> None:
         """Take a request; it waits until it is dispatched."""
-        request = event.request
-        received = _OpenRequest(request, event.received_at + request.deadline_seconds)
-        self._open.setdefault(request.request_id, received).requesters.append(event.requester)
+        self.ask(event.request, event.received_at).requesters.append(event.requester)
+
+    def ask(self, request: Request, at: float) -> _OpenRequest:
+        """Take a request of the job itself, which has no requester.
+
+        Args:
+            request: the request.
+            at: when its deadline begins to count, seconds.
+        """
+        return self._open.setdefault(request.request_id, _OpenRequest(request, at + request.deadline_seconds))
 
     def is_open(self, request_id: str) -> bool:
         """Whether the request is not answered."""
         return request_id in self._open
+
+    def asked_by(self, request_id: str) -> StopAskedBy:
+        """What asks for the open request of this id; "" if it is not open."""
+        return self._open[request_id].request.asked_by if request_id in self._open else ""
 
     def is_waiting(self, request_id: str) -> bool:
         """Whether the request is open and was not handed over."""
@@ -300,8 +313,8 @@ class JobRequests:
         if self._stop is None or self._stop.request_id != request_id:
             return self._answer(request_id, checkpoint_id=checkpoint_id, location=location, checkpoint=checkpoint)
         entry = self._open.get(request_id)
-        termination = entry is not None and entry.request.termination
-        self._stopped = Stopped(self._stop.drain, checkpoint_id, location, termination)
+        asked_by = entry.request.asked_by if entry is not None else "request"
+        self._stopped = Stopped(self._stop.drain, checkpoint_id, location, asked_by)
         return self._perform(self._stop, self._stop.handle(SavepointCompleted(checkpoint_id, location)))
 
     def failed(self, request_id: str, reason: FailureReason, message: str, *, restarting: bool) -> list[RequestAction]:

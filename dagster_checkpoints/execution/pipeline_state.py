@@ -12,15 +12,15 @@ import msgspec
 
 from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
 
-VERSION = 3
+VERSION = 4
 """Version of the format that is written."""
 JobState = Literal["NONE", "RUNNING", "FINISHED", "CANCELED", "FAILED", "SUSPENDED"]
 """The state of a job, final if it has ended; NONE: the pipeline was acquired, but no job was begun."""
 EndedBy = Literal["", "end_of_data", "drain", "suspend"]
 """What brought a FINISHED job to its end; "" for others, and if version 1 of the format does not say it."""
-StopAskedBy = Literal["", "request", "termination"]
-"""What asked for a stop with savepoint: a control request, or the termination of the run's own process; "" if no stop ended
-the job, or if an earlier release wrote the file."""
+StopAskedBy = Literal["", "request", "termination", "caught_up"]
+"""What asked for a stop with savepoint: a control request, the termination of the run's own process, or a burst whose sources
+have read what was there; "" if no stop ended the job, or if an earlier release wrote the file."""
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

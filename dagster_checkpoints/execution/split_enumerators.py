@@ -8,7 +8,8 @@ was read to its end in front of it; a split that is assigned after belongs to th
 one. `state.recording.recorded_enumerators` puts both parts together.
 
 A bounded source has a fixed set of splits: those of its first complete discovery. Its instances finish one by one, when no split
-is left for them. An unbounded source discovers again after its interval. It must not know: how splits are discovered or read.
+is left for them. An unbounded source discovers again after its interval; in a burst (`execution.burst`) it discovers once. It
+must not know: how splits are discovered or read.
 
 Source: PROTOCOL section 7; FLIP-27; Flink's SourceCoordinator, which takes its snapshot before the barriers are sent and holds
 back assignments until then.
@@ -58,9 +59,10 @@ class SplitEnumerator:
     Args:
         start: the source, and the state with which the attempt begins.
         ended: its tasks that were asked to end: they get no split.
+        burst: whether the splits of an unbounded source are discovered once.
     """
 
-    def __init__(self, start: EnumeratorStart, ended: Set[TaskId] = frozenset()) -> None:
+    def __init__(self, start: EnumeratorStart, ended: Set[TaskId] = frozenset(), *, burst: bool = False) -> None:
         state = start.state
         self._start = start
         self._assigned = dict.fromkeys(split for split in state.assigned if split in start.held)
@@ -71,6 +73,9 @@ class SplitEnumerator:
         self._waiting: dict[TaskId, None] = {}
         self._ended = set(ended)
         """The tasks that get no split any more."""
+        self._burst = burst
+        self._discovered = False
+        """Whether a discovery has come to its end."""
         self._due: float | None = None if state.complete else float("-inf")
         """When the next discovery begins, seconds; None while one runs, and if none follows."""
 
@@ -78,6 +83,11 @@ class SplitEnumerator:
     def counts(self) -> SplitCounts:
         """The progress of the source."""
         return SplitCounts(len(self._known), len(self._assigned), len(self._finished), self._complete)
+
+    @property
+    def has_read_all(self) -> bool:
+        """Whether the source is unbounded, and all splits of the discoveries so far have been read."""
+        return self._discovered and not (self._start.bounded or self._pending or self._assigned)
 
     @property
     def next_discovery(self) -> float | None:
@@ -94,8 +104,8 @@ class SplitEnumerator:
         self._known.update(new)
         self._pending += new
         if event.last:
-            self._complete = self._start.bounded
-            self._due = None if self._complete else now + self._start.interval
+            self._complete, self._discovered = self._start.bounded, True
+            self._due = None if self._complete or self._burst else now + self._start.interval
         return self._deal_out()
 
     def asked(self, event: SplitRequest) -> SplitMessages:
@@ -136,9 +146,14 @@ class SplitEnumerator:
 
 
 class SplitEnumerators:
-    """The enumerators of all split sources of a job, in the present attempt."""
+    """The enumerators of all split sources of a job, in the present attempt.
 
-    def __init__(self) -> None:
+    Args:
+        burst: whether the splits of unbounded sources are discovered once in each attempt.
+    """
+
+    def __init__(self, *, burst: bool = False) -> None:
+        self._burst = burst
         self._of: dict[str, SplitEnumerator] = {}
         self._taken: dict[int, dict[str, EnumeratorState]] = {}
         """By pending checkpoint, the state of each enumerator."""
@@ -152,7 +167,7 @@ class SplitEnumerators:
             restarting: the vertices whose tasks restart; the enumerators of others go on. None for all.
         """
         self._of = {
-            start.stage: SplitEnumerator(start, ended)
+            start.stage: SplitEnumerator(start, ended, burst=self._burst)
             if restarting is None or start.stage in restarting
             else self._of[start.stage]
             for start in starts
@@ -162,6 +177,11 @@ class SplitEnumerators:
     def counts(self) -> Mapping[str, SplitCounts]:
         """By source, its progress in splits."""
         return {stage: each.counts for stage, each in self._of.items()}
+
+    @property
+    def have_read_all(self) -> list[str]:
+        """The unbounded sources all of whose splits have been read."""
+        return [stage for stage, each in self._of.items() if each.has_read_all]
 
     def next_discovery(self, deployed: Container[str]) -> float | None:
         """When the next discovery begins, seconds, of the sources that are deployed; None if that is not known."""

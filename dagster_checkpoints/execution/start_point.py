@@ -347,8 +347,9 @@ def _start_from(
             "rows are in the sinks: a restore of the earlier one would lose or repeat rows. Restore a savepoint of the "
             "earlier job, which is self-contained, or a checkpoint of the latest one"
         )
-    # A claimed savepoint stays claimed if the job is resumed from it before its first checkpoint.
-    claimed = found.savepoint and (claim_mode is ClaimMode.CLAIM or (known is not None and known.claimed))
+    # A claimed savepoint stays claimed if the job is resumed from it before its first checkpoint. That of a burst is no user's.
+    of_burst = resume and previous.job.stop_asked_by == "caught_up" and pointer.location == previous.job.savepoint
+    claimed = found.savepoint and (claim_mode is ClaimMode.CLAIM or of_burst or (known is not None and known.claimed))
     kept: list[CompletedCheckpoint] = []
     later: list[CompletedCheckpoint] = []
     if resume:

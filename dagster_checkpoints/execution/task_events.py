@@ -24,6 +24,7 @@ from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution.elements import Element, Mark
 from dagster_checkpoints.execution.messages import TaskMessage
 from dagster_checkpoints.execution.split_events import SplitRequest
+from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import ChannelSnapshot, FusedSourceSnapshot
 
 # Events
@@ -151,8 +152,13 @@ class BacklogMeasured(msgspec.Struct, frozen=True):
     rows: int | None
 
 
+class QuerySettled(msgspec.Struct, frozen=True):
+    """The query has run under everything that it may read, its watermark included, and has no batch left to run: it has emitted
+    what is due. Sent while the gate is `settling`."""
+
+
 class SourceExhausted(msgspec.Struct, frozen=True):
-    """A bounded source has read all of its input."""
+    """A source has read all of its input; in a burst, an unbounded one all that was there when its query began."""
 
 
 GateEvent = (
@@ -163,6 +169,7 @@ GateEvent = (
     | ElementsArrived
     | QueryConsumed
     | BetweenBatches
+    | QuerySettled
     | UnreadBarrier
     | AlignmentTick
     | QueryHeld
@@ -328,10 +335,22 @@ class KillQuery(msgspec.Struct, frozen=True):
     """Stop the query at once. A waiting micro-batch is not processed: it is read again when the job is resumed."""
 
 
+class SourcesRead(msgspec.Struct, frozen=True):
+    """To the job, in a burst: the task's sources have read what was there.
+
+    Attributes:
+        task: the task.
+        more: whether a later run may find more; otherwise the data of the task has ended.
+    """
+
+    task: TaskId
+    more: bool
+
+
 class Report(msgspec.Struct, frozen=True):
     """Send this event to the job."""
 
-    event: TaskStateChanged | EndOfDataReached | Declined | BacklogChanged | SplitRequest
+    event: TaskStateChanged | EndOfDataReached | Declined | BacklogChanged | SplitRequest | SourcesRead
 
 
 TaskAction = (

@@ -67,11 +67,13 @@ from dagster_checkpoints.execution.task_events import (
     QueryConsumed,
     QueryHeld,
     QueryRunning,
+    QuerySettled,
     Report,
     SnapshotFailed,
     SnapshotPinned,
     SourceExhausted,
     SourcesAsked,
+    SourcesRead,
     SplitRead,
     StartQuery,
     StopSource,
@@ -101,6 +103,7 @@ class TaskMachine:
         fused: the fused sources with which the task's chain begins; empty for other tasks.
         splits: for a task of a split source, the splits with which it begins; None for other tasks.
         max_rows: the most rows that a micro-batch takes from the channels; None for no limit.
+        burst: whether unbounded sources are read up to what is there when the task begins, see `execution.burst`.
     """
 
     def __init__(
@@ -116,13 +119,18 @@ class TaskMachine:
         fused: Sequence[FusedSource] = (),
         splits: Sequence[str] | None = None,
         max_rows: int | None = None,
+        burst: bool = False,
     ) -> None:
         self.task = task
         self.gate = InputGate(channels, config, valve_watermark, max_rows) if channels else None
-        self.fused = FusedSources(fused, valve_watermark) if fused else None
+        self.fused = FusedSources(fused, valve_watermark, burst=burst) if fused else None
         self.splits = SplitReader(task, splits) if splits is not None else None
         self._life = TaskLifecycle(config.checkpoints_after_tasks_finish)
         self._backlog = SourceBacklog(config, bounded=bounded, finished_before=finished_before)
+        self._bounded = bounded
+        self._burst = burst and not channels
+        self._sources_read: bool | None = None
+        """What was last reported of the sources: whether there may be more; None before."""
         self._streaming = streaming
         self._finished_before = finished_before
         self._waits_for_inputs = any(channel.static for channel in channels)
@@ -156,6 +164,11 @@ class TaskMachine:
     def operators_finished(self) -> bool:
         """Whether a snapshot taken now is taken after finish."""
         return self._life.operators_finished
+
+    @property
+    def has_read_all(self) -> bool:
+        """In a burst: whether the task's sources have read what was there when it began."""
+        return self._sources_read is not None
 
     @property
     def ended_sources(self) -> frozenset[str]:
@@ -201,7 +214,7 @@ class TaskMachine:
         if self._finished_before:
             restored = life.RestoredAfterFinish()
             self._to_gate(restored)
-            return [*self._report_running(), *self._perform(self._life.handle(restored))]
+            return [*self._report_running(), *self._perform(self._life.handle(restored)), *self._report_read(more=False)]
         if self.gate is not None:
             waiting = self._report_running() if self._waits_for_inputs else []
             return [*waiting, *self._to_gate(event)]
@@ -221,7 +234,9 @@ class TaskMachine:
         if not self.running:
             return []
         actions: list[TaskAction] = [*self.fused.asked(event, self._now), *self._report_backlog()]
-        return [*actions, *self._data_ended()] if self.fused.all_ended else actions
+        if self.fused.all_ended:
+            return [*actions, *self._data_ended()]
+        return [*actions, *self._report_read(more=True)] if self.fused.caught_up else actions
 
     def _splits_changed(self, event: AssignSplit | NoMoreSplits | SplitRead) -> list[TaskAction]:
         if self.splits is None:
@@ -246,7 +261,7 @@ class TaskMachine:
         return self._data_ended() if self.gate is None else self._to_gate(event)
 
     def _exhausted(self, event: SourceExhausted) -> list[TaskAction]:
-        return self._data_ended()
+        return self._report_read(more=True) if self._burst and not self._bounded else self._data_ended()
 
     def _end_input(self, event: EndInput) -> list[TaskAction]:
         if self.gate is not None or not self.running:
@@ -367,7 +382,7 @@ class TaskMachine:
 
     def _end_of_data(self, action: life.EmitEndOfData) -> list[TaskAction]:
         if action.drain:
-            return [Forward(EndOfData(True)), Report(EndOfDataReached(self.task))]
+            return [Forward(EndOfData(True)), Report(EndOfDataReached(self.task)), *self._report_read(more=False)]
         self._suspended = True
         return [KillQuery(), Forward(EndOfData(False))]
 
@@ -376,6 +391,13 @@ class TaskMachine:
             return []
         self._running_reported = True
         return [Report(TaskStateChanged(self.task, TaskState.RUNNING)), *self._report_backlog()]
+
+    def _report_read(self, *, more: bool) -> list[TaskAction]:
+        """Tell the job, once, that the sources have read what was there."""
+        if not self._burst or self._sources_read is more:
+            return []
+        self._sources_read = more
+        return [Report(SourcesRead(self.task, more))]
 
     def _report_backlog(self) -> list[TaskAction]:
         """Tell the coordinator whether the task processes a backlog, if that has changed."""
@@ -398,6 +420,7 @@ _TAKES: dict[type[object], Callable[[TaskMachine, Any], list[TaskAction]]] = {
     ElementsArrived: TaskMachine._channel_event,
     QueryConsumed: TaskMachine._channel_event,
     BetweenBatches: TaskMachine._channel_event,
+    QuerySettled: TaskMachine._channel_event,
     UnreadBarrier: TaskMachine._channel_event,
     AlignmentTick: TaskMachine._channel_event,
     QueryHeld: TaskMachine._channel_event,

@@ -175,6 +175,7 @@ class CheckpointedPipelineComponent(dg.Component, dg.Resolvable):
         dg.Resolver(_suspend_condition, model_field_type=str, description="path of the condition that suspends the pipeline"),
     ] = None
     run_schedule: str | None = None
+    burst_schedule: str | None = None
     recovery_attempts: int = 3
     savepoint_schedule: str | None = None
     keep_savepoints: int | None = 7

@@ -18,11 +18,11 @@ from dagster_checkpoints.plugin.savepoints import RESOURCE, savepoint_asset, sav
 from dagster_checkpoints.plugin.sensors.conditions import DrainCondition
 from dagster_checkpoints.plugin.sensors.recovery import build_recovery_sensor
 from dagster_checkpoints.plugin.sensors.reroot import build_reroot_sensor
-from dagster_checkpoints.plugin.sensors.run_schedule import build_run_schedule
+from dagster_checkpoints.plugin.sensors.run_schedule import build_burst_schedule, build_run_schedule
 from dagster_checkpoints.plugin.sensors.savepoint_check import build_savepoint_check_sensor
 from dagster_checkpoints.plugin.sensors.savepoint_schedule import build_savepoint_schedule
 from dagster_checkpoints.plugin.sensors.stops import build_drain_sensor, build_suspend_sensor
-from dagster_checkpoints.plugin.stage_assets import instance_assets, run_selection, stage_keys
+from dagster_checkpoints.plugin.stage_assets import instance_assets, run_selection, stage_keys, takes_run_config
 from dagster_checkpoints.plugin.stage_translator import DagsterStageTranslator
 
 RowCondition = Callable[[Mapping[str, int]], bool]
@@ -42,6 +42,7 @@ def build_pipeline_defs(
     drain_when: DrainCondition | RowCondition | None = None,
     suspend_when: DrainCondition | None = None,
     run_schedule: str | None = None,
+    burst_schedule: str | None = None,
     recovery_attempts: int = 3,
     savepoint_schedule: str | None = None,
     keep_savepoints: int | None = 7,
@@ -72,6 +73,7 @@ def build_pipeline_defs(
     ``<pipeline>_suspend``            suspends the pipeline when a condition holds                      suspend_when
     ``<pipeline>_reroot``             requests a checkpoint when stages have finished                   reroot
     ``<pipeline>_runs``               runs the job by cron                                              run_schedule
+    ``<pipeline>_bursts``             runs the job in bursts by cron                                    burst_schedule
     ``<pipeline>_savepoints``         takes savepoints by cron                                          savepoint_schedule
     ================================  ================================================================  =================
 
@@ -88,6 +90,8 @@ def build_pipeline_defs(
             sensor, a function of the number of rows of each stage, which the run itself calls about once a second.
         suspend_when: When the pipeline is suspended, so that the next run goes on; see :func:`build_suspend_sensor`.
         run_schedule: The times of runs, as a cron expression. A tick is skipped while a run is alive.
+        burst_schedule: The times of bursts, as a cron expression: a run reads what is there, and suspends; see
+            :func:`build_burst_schedule`. A tick is skipped while a run is alive.
         recovery_attempts: The number of consecutive times that a failed run is started again; 0 for no sensor.
         savepoint_schedule: The times of savepoints, as a cron expression.
         keep_savepoints: The number of newest savepoints of that schedule that are kept; None for any number.
@@ -106,7 +110,7 @@ def build_pipeline_defs(
 
     Raises:
         ConflictingDefinitionsError: With `assets`, another argument describes the assets, or how they run.
-        NotAPipelineAssetError: `assets` are not this pipeline's.
+        NotAPipelineAssetError: `assets` are not this pipeline's, or cannot be run in bursts.
 
     Examples:
         >>> defs = build_pipeline_defs(shop, coordinator=CheckpointCoordinatorResource(storage="s3://bucket/checkpoints"))
@@ -158,6 +162,8 @@ def build_pipeline_defs(
     schedules = []
     if run_schedule is not None:
         schedules.append(build_run_schedule(job=job, cron_schedule=run_schedule, **by_cron))
+    if burst_schedule is not None:
+        schedules.append(build_burst_schedule(assets=assets, job=job, cron_schedule=burst_schedule, **by_cron))
     if savepoint_schedule is not None:
         schedules.append(
             build_savepoint_schedule(savepoints=savepoints, cron_schedule=savepoint_schedule, keep=keep_savepoints, **by_cron)
@@ -173,12 +179,11 @@ def build_pipeline_defs(
 
 
 def _job(pipeline: Pipeline, assets: dg.AssetsDefinition) -> Any:
-    schema = assets.op.config_schema.config_type
-    takes_start_point = "restore_from" in (getattr(schema, "fields", None) or {})
+    start = {"restore_from": "latest"}
     return dg.define_asset_job(
         f"{pipeline.name}_job",
         selection=run_selection(pipeline, assets),
-        config={"ops": {assets.node_def.name: {"config": {"restore_from": "latest"}}}} if takes_start_point else None,
+        config={"ops": {assets.node_def.name: {"config": start}}} if takes_run_config(assets, "restore_from") else None,
         description=(
             f"Launch this job first. Runs pipeline {pipeline.name!r}: all stages in one run. It continues the previous run if "
             "that did not finish. To begin from a savepoint, set restore_from in the launchpad to its location, URL or "

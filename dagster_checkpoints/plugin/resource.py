@@ -41,9 +41,9 @@ from dagster_checkpoints.plugin.job_thread import JobThread
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
 from dagster_checkpoints.plugin.run_events import RunReporter, failure
 from dagster_checkpoints.plugin.run_lineage import earlier_runs, origin_of
-from dagster_checkpoints.plugin.run_tags import added_tags
+from dagster_checkpoints.plugin.run_tags import time_limit_tags
 from dagster_checkpoints.plugin.settings import KnownSettings
-from dagster_checkpoints.plugin.stage_assets import StageAssets
+from dagster_checkpoints.plugin.stage_assets import PIPELINE, StageAssets
 from dagster_checkpoints.spark.job.events import JobEvent
 from dagster_checkpoints.spark.job.job_execution import JobExecution
 from dagster_checkpoints.spark.job.job_options import JobOptions
@@ -247,10 +247,14 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         """
         reporter: RunReporter | None = None
         with interrupts_delayed():
-            context.instance.add_run_tags(context.run.run_id, added_tags(pipeline, context.run.tags))
+            # The recovery sensor finds the run by it, whatever its job is.
+            context.instance.add_run_tags(context.run.run_id, {PIPELINE: pipeline.name})
         try:
             assets = StageAssets.of(context, pipeline)
             settings = config or PipelineRunConfig.of(context.op_execution_context.op_config)
+            with interrupts_delayed():
+                limits = time_limit_tags(pipeline, context.run.tags, settings.until)
+                context.instance.add_run_tags(context.run.run_id, limits)
             thread = JobThread(
                 lambda events, log: self._job(pipeline, context, settings, assets, events, log), name=pipeline.name
             )
@@ -364,6 +368,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             scratch_directory=scratch,
             work_directory_named=bool(self.work_directory),
             restore_from=config.restore_from,
+            until=config.until,
             allow_non_restored_state=config.allow_non_restored_state,
             allow_older_checkpoint=config.allow_older_checkpoint,
             allow_changed_plan=config.allow_changed_plan,

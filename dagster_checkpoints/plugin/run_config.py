@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import dagster as dg
 from dagster._config import ConfigScalar, ConfigScalarKind
@@ -15,6 +15,7 @@ from dagster._config.errors import PostProcessingError
 from pydantic import Field, field_validator
 
 from dagster_checkpoints.plugin.settings import KnownSettings
+from dagster_checkpoints.spark.job.job_options import Until
 from dagster_checkpoints.state import ClaimMode
 
 _CHECKPOINT = re.compile(r"(chk-)?\d+")
@@ -38,6 +39,8 @@ class PipelineRunConfig(KnownSettings, dg.Config):
             failed, a new start after a job that reached its end or was drained. "none": a new start. The id of a retained
             checkpoint, or of a savepoint, such as 42. A location, such as "checkpoints/chk-42-3" or
             "savepoints/savepoint-43-before-upgrade", or a URL; a savepoint's directory may have been copied to any place.
+        until: "end": an unbounded stage runs until a request stops it. "caught_up": it reads what is there when the run begins;
+            then the pipeline is suspended, and the next run goes on from there: see `build_burst_schedule`.
         claim_mode: "no_claim": a restored savepoint stays yours; the pipeline does not need it after the first checkpoint has
             completed. "claim": the savepoint becomes the pipeline's own, which deletes it as it deletes old checkpoints.
         allow_non_restored_state: Start although the checkpoint holds state of stages that the pipeline no longer has; that state
@@ -61,6 +64,11 @@ class PipelineRunConfig(KnownSettings, dg.Config):
     restore_from: str = Field(
         default="latest",
         description='"latest", "none" for a new start, the id or location of a checkpoint, or a savepoint\'s id, location or URL',
+    )
+    until: Until = Field(
+        default="end",
+        description="end: unbounded stages run until a request stops them; caught_up: they read what is there, and the pipeline "
+        "is suspended",
     )
     claim_mode: Literal["no_claim", "claim"] = Field(
         default="no_claim", description="owner of a restored savepoint: you (no_claim), or the pipeline, which deletes it (claim)"
@@ -122,11 +130,12 @@ class _RestoreFrom(ConfigScalar):
 
 
 _CLAIM_MODE = dg.Enum("ClaimMode", [dg.EnumValue(mode.value) for mode in ClaimMode])
+_UNTIL = dg.Enum("Until", [dg.EnumValue(until) for until in get_args(Until)])
 
 
 def run_config_schema() -> dict[str, dg.Field]:
     """The schema of :class:`PipelineRunConfig`, for an op."""
-    types: dict[str, Any] = {"restore_from": _RestoreFrom(), "claim_mode": _CLAIM_MODE}
+    types: dict[str, Any] = {"restore_from": _RestoreFrom(), "claim_mode": _CLAIM_MODE, "until": _UNTIL}
     return {
         name: dg.Field(
             types.get(name, field.annotation), default_value=field.default, description=field.description, is_required=False

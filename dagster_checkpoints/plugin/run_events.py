@@ -176,11 +176,14 @@ class RunReporter:
     def _savepoint_done(self, event: SavepointDone) -> None:
         checkpoint = event.checkpoint
         purpose = {"": "taken in flight", "suspend": "of the suspend", "drain": "of the drain"}[event.stops]
+        asked = f"requested by {event.asked_by or 'this run'}"
+        if event.of_burst:
+            asked = "all sources have read what was there; the next run deletes it"
         self._context.log.info(
-            f"Savepoint {checkpoint.checkpoint_id} ({purpose}, requested by {event.asked_by or 'this run'}) completed in "
+            f"Savepoint {checkpoint.checkpoint_id} ({purpose}, {asked}) completed in "
             f"{checkpoint.duration:.2f} s; {checkpoint.total_bytes:,} bytes; {event.location}"
         )
-        if not event.recorded_by_asker:
+        if not (event.recorded_by_asker or event.of_burst):
             record_savepoint(self._context, self._pipeline, event, self._storage)
 
     def _source_answers(self, event: SourceSilent | SourceAnswered) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.plugin.stage_assets import PIPELINE
+from dagster_checkpoints.spark.job.job_options import Until
 
 MAX_RUNTIME = "dagster/max_runtime"
 _LIMITS = (MAX_RUNTIME, "dagster/max_runtime_seconds")
@@ -17,19 +17,19 @@ _USERS = frozenset({*_LIMITS, "dagster/priority"})
 """Tags that users set, although their names are Dagster's."""
 
 
-def added_tags(pipeline: Pipeline, given: Mapping[str, str]) -> dict[str, str]:
-    """The tags to add when a run begins to run a pipeline.
+def time_limit_tags(pipeline: Pipeline, given: Mapping[str, str], until: Until) -> dict[str, str]:
+    """The tags to add to a run that does not end by itself: one with an unbounded stage, unless it is a burst.
 
-    The recovery sensor finds a run by the pipeline's tag, whatever its job is. A run with an unbounded stage does not end by
-    itself: without a limit of its own it has none, or Dagster would terminate it and mark it as failed at the age of
+    Without a limit of its own it has none, or Dagster would terminate it and mark it as failed at the age of
     ``run_monitoring.max_runtime_seconds``.
 
     Args:
         pipeline: The pipeline.
         given: The run's tags.
+        until: What the run reads.
     """
     limited = any(name in given for name in _LIMITS)
-    return {PIPELINE: pipeline.name, **({} if pipeline.bounded or limited else {MAX_RUNTIME: _UNLIMITED})}
+    return {} if pipeline.bounded or limited or until == "caught_up" else {MAX_RUNTIME: _UNLIMITED}
 
 
 def repeated_tags(given: Mapping[str, str]) -> dict[str, str]:

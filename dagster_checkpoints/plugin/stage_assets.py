@@ -210,6 +210,12 @@ def last_stages(stages: Iterable[dg.AssetSpec]) -> list[dg.AssetKey]:
     return [spec.key for spec in stages if spec.key not in read]
 
 
+def takes_run_config(assets: dg.AssetsDefinition, setting: str) -> bool:
+    """Whether the configuration of the assets' op has a setting of :class:`PipelineRunConfig`."""
+    schema = assets.op.config_schema.config_type
+    return setting in (getattr(schema, "fields", None) or {})
+
+
 def run_selection(pipeline: Pipeline, assets: dg.AssetsDefinition) -> dg.AssetSelection:
     """What a job that runs the pipeline selects.
 

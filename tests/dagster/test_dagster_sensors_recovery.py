@@ -223,6 +223,11 @@ def test_a_suspend_on_request_is_not_undone(
     result = tick(make(), instance)
     assert not result.run_requests and "A request had suspended its job" in result.skip_message
 
+    burst = new_run(instance)
+    owner(meeting_pipeline, burst, resume=True).end("FINISHED", ended_by="suspend", stop_asked_by="caught_up")
+    result = tick(make(), instance)
+    assert not result.run_requests and "Its job had caught up, and was suspended" in result.skip_message
+
     failed = new_run(instance)
     owner(meeting_pipeline, failed, resume=True).end("FINISHED", ended_by="suspend", stop_asked_by="termination")
     assert tick(make(), instance).run_requests[0].run_key == failed

@@ -11,7 +11,15 @@ import dagster as dg
 import pytest
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
-from dagster_checkpoints import Pipeline, build_run_schedule, build_savepoint_schedule, savepoint_asset
+from dagster_checkpoints import (
+    Pipeline,
+    build_burst_schedule,
+    build_run_schedule,
+    build_savepoint_schedule,
+    pipeline_assets,
+    savepoint_asset,
+)
+from dagster_checkpoints.plugin.stage_assets import NotAPipelineAssetError
 from dagster_checkpoints.storage import CheckpointStorage, StorageUnavailable
 
 AT = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
@@ -121,6 +129,45 @@ def run_tick(
             return defs.resolve_schedule_def("meeting_runs").evaluate_tick(entered)
 
     return tick
+
+
+def test_a_burst_schedule_launches_runs_that_read_what_is_there(
+    instance: dg.DagsterInstance,
+    coordinator: Callable[..., Any],
+    meeting_pipeline: Pipeline,
+    owner: Callable[..., Any],
+    assets_of: Callable[..., dg.AssetsDefinition],
+) -> None:
+    assets = assets_of(meeting_pipeline)
+    job = dg.define_asset_job("meetings", selection=[assets])
+    schedule = build_burst_schedule(pipeline=meeting_pipeline, assets=assets, job=job, cron_schedule="0 * * * *")
+    resources = {"checkpoint_coordinator": coordinator()}
+    defs = dg.Definitions(assets=[assets], jobs=[job], schedules=[schedule], resources=resources)
+
+    def tick() -> Any:
+        with dg.build_schedule_context(
+            instance=instance, repository_def=defs.get_repository_def(), resources=resources
+        ) as context:
+            return defs.resolve_schedule_def("meeting_bursts").evaluate_tick(context)
+
+    (request,) = tick().run_requests
+    assert request.run_config == {"ops": {assets.node_def.name: {"config": {"until": "caught_up"}}}}
+    assert dg.validate_run_config(defs.resolve_job_def("meetings"), request.run_config)
+    owner(meeting_pipeline)
+    assert tick().skip_message == "Run run-1 runs the pipeline."
+
+
+class Mine(dg.Config):
+    colour: str = "red"
+
+
+def test_a_burst_schedule_refuses_assets_that_cannot_be_run_in_bursts(meeting_pipeline: Pipeline) -> None:
+    @pipeline_assets(pipeline=meeting_pipeline)
+    def mine(context, config: Mine): ...
+
+    job = dg.define_asset_job("meetings", selection=[mine])
+    with pytest.raises(NotAPipelineAssetError, match="the configuration of 'mine' has the setting 'until'"):
+        build_burst_schedule(pipeline=meeting_pipeline, assets=mine, job=job, cron_schedule="0 * * * *")
 
 
 def created(instance: dg.DagsterInstance, run_id: str, status: dg.DagsterRunStatus, job: str = "meetings") -> None:

@@ -64,6 +64,7 @@ def automation(defs: dg.Definitions) -> dict[str, bool]:
         ({"drain_when": lambda rows: True}, {"shop_recovery": False}),
         ({"suspend_when": live_lag_zero()}, {"shop_recovery": False, "shop_suspend": True}),
         ({"reroot": True, "automation": True}, {"shop_recovery": True, "shop_reroot": True}),
+        ({"burst_schedule": "*/15 * * * *"}, {"shop_recovery": False, "shop_bursts": False}),
         (
             {"run_schedule": "0 3 * * *", "savepoint_schedule": "0 * * * *"},
             {"shop_recovery": False, "shop_runs": False, "shop_savepoints": False},

@@ -10,8 +10,7 @@ import pytest
 from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 
 from dagster_checkpoints import CheckpointCoordinatorResource, ParquetSink, Pipeline, build_pipeline_defs, stage, unbounded_source
-from dagster_checkpoints.plugin.run_tags import added_tags, repeated_tags
-from dagster_checkpoints.plugin.stage_assets import PIPELINE
+from dagster_checkpoints.plugin.run_tags import repeated_tags, time_limit_tags
 
 
 @pytest.fixture
@@ -40,8 +39,9 @@ def live_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
 def test_a_run_that_does_not_end_by_itself_has_no_limit_but_the_users(
     live_pipeline: Pipeline, numbers_pipeline: Pipeline, given: dict[str, str], expected: dict[str, str]
 ) -> None:
-    assert added_tags(live_pipeline, given) == {PIPELINE: "live", **expected}
-    assert added_tags(numbers_pipeline, given) == {PIPELINE: "numbers"}
+    assert time_limit_tags(live_pipeline, given, "end") == expected
+    assert time_limit_tags(live_pipeline, given, "caught_up") == {}
+    assert time_limit_tags(numbers_pipeline, given, "end") == {}
 
 
 def test_a_recovery_repeats_the_users_tags() -> None:

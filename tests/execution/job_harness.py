@@ -63,10 +63,11 @@ class Job:
         beginning: JobBeginning = NEW_START,
         graph: ExecutionGraph = GRAPH,
         failover: FailoverStrategy = "region",
+        burst: bool = False,
         **config: Any,
     ) -> None:
         settings = CheckpointConfig(**{"interval": None, **config})
-        self.machine = JobMachine("flights", settings, restart or FixedDelayRestart(2, 5.0), EPOCH, failover)
+        self.machine = JobMachine("flights", settings, restart or FixedDelayRestart(2, 5.0), EPOCH, failover, burst=burst)
         self.graph = graph
         self.tasks = tuple(graph.tasks())
         self.attempts = dict.fromkeys(self.tasks, 1)

@@ -28,6 +28,7 @@ from dagster_checkpoints.execution.task_events import (
     Report,
     SnapshotPinned,
     SourcesAsked,
+    SourcesRead,
     StartQuery,
     StopSource,
     StoreSnapshot,
@@ -51,13 +52,14 @@ class Fused:
         watermark: int | None = None,
         event_time: bool = True,
         now: float = 0.0,
+        burst: bool = False,
     ) -> None:
         known = {source.source: source for source in restored}
         sources = (
             FusedSource("history", 0, bounded=True, event_time=event_time, restored=known.get("history")),
             FusedSource("live", 1, bounded=False, idle_after=idle_after, restored=known.get("live")),
         )
-        self.machine = TaskMachine(TASK, CheckpointConfig(interval=None), (), watermark, fused=sources)
+        self.machine = TaskMachine(TASK, CheckpointConfig(interval=None), (), watermark, fused=sources, burst=burst)
         self.now = now
         self.began = [*self.do(TaskOpened()), *self.do(QueryRunning())]
 
@@ -138,6 +140,29 @@ def test_the_data_end_when_every_source_has_ended() -> None:
     reported = of(Report, task.do(life.OperatorsFinished()))
     assert reported == [Report(EndOfDataReached(TASK))]
     assert task.asked("live") == []
+
+
+# In a burst
+
+
+def test_a_burst_holds_every_source_and_reports_when_it_has_read_them_and_run_under_their_event_time() -> None:
+    task = Fused(burst=True)
+    assert of(HoldSources, task.began) == [HoldSources(("history", "live"))]
+    task.asked(history=100, live=300)
+    assert task.asked("live", history=200) == [AdvanceEventTime(200)]
+    assert task.asked("history", "live") == [AdvanceEventTime(300)], "the end of the backfill has moved event time"
+    assert task.asked("live") == [Report(SourcesRead(TASK, True))]
+    assert task.asked("live") == []
+    assert task.machine.ended_sources == {"history"} and task.machine.running
+
+
+def test_a_source_that_has_caught_up_can_still_be_ended() -> None:
+    task = Fused(burst=True)
+    task.asked("history", live=300)
+    task.asked("live")
+    assert task.do(EndInput("live")) == [HoldSources(("live",))], "it is held to what is there by now"
+    assert task.do(EndInput("live")) == []
+    assert life.FinishOperators() in task.asked("live")
 
 
 def test_all_sources_had_ended_in_the_restored_checkpoint() -> None:

@@ -338,7 +338,7 @@ def test_a_checkpoint_that_takes_too_long_is_withdrawn() -> None:
 def test_a_suspend_ends_the_job_and_is_answered_at_its_end() -> None:
     job = Job()
     job.begin()
-    actions = job.ask("stop", termination=True)
+    actions = job.ask("stop", asked_by="termination")
     assert pick(actions, CheckpointTriggered) and not any(isinstance(message, EndInput) for _, message in sent(actions))
     actions = job.complete(1)
     assert sent(actions) == [(ALL, life.CheckpointCompletedNotice(1))] and not pick(actions, AnswerRequest)

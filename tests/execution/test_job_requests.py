@@ -30,6 +30,7 @@ from dagster_checkpoints.execution.job_requests import (
     Stopped,
     ToCoordinator,
 )
+from dagster_checkpoints.execution.pipeline_state import StopAskedBy
 from dagster_checkpoints.pipeline import TaskId
 
 SOURCES = (
@@ -48,9 +49,9 @@ def requests_with(*requests: Request, at: float = 10.0) -> JobRequests:
     return found
 
 
-def stop(drain: bool = False, *, termination: bool = False) -> JobRequests:
+def stop(drain: bool = False, *, asked_by: StopAskedBy = "request") -> JobRequests:
     """A stop that the coordinator has accepted."""
-    found = requests_with(Request("s", "stop", 60.0, drain=drain, termination=termination))
+    found = requests_with(Request("s", "stop", 60.0, drain=drain, asked_by=asked_by))
     found.advance("s", 10.0, SOURCES)
     found.stop_accepted("s")
     return found
@@ -129,10 +130,10 @@ def test_the_same_request_again_is_done_once_and_answered_to_every_requester() -
     assert requests.failed("r", FailureReason.IO_EXCEPTION, "late", restarting=False) == []
 
 
-def test_a_request_to_stop_is_a_suspend_without_termination_by_default() -> None:
+def test_a_request_to_stop_is_a_suspend_of_a_user_by_default() -> None:
     request = Request("r", "stop", 1.0)
-    assert (request.drain, request.termination, request.stage, request.instance) == (False, False, "", None)
-    assert not Stopped(True, 1, "s").termination
+    assert (request.drain, request.asked_by, request.stage, request.instance) == (False, "request", "", None)
+    assert Stopped(True, 1, "s").asked_by == "request"
     assert not EndSources().stops_job
 
 
@@ -184,25 +185,25 @@ def test_a_drain_ends_the_sources_when_it_is_accepted_and_a_suspend_does_not() -
 
 
 @pytest.mark.parametrize("drain", [False, True])
-@pytest.mark.parametrize("termination", [False, True])
-def test_a_stop_is_answered_when_the_job_has_ended(drain: bool, termination: bool) -> None:
-    requests = stop(drain, termination=termination)
+@pytest.mark.parametrize("asked_by", ["request", "termination", "caught_up"])
+def test_a_stop_is_answered_when_the_job_has_ended(drain: bool, asked_by: StopAskedBy) -> None:
+    requests = stop(drain, asked_by=asked_by)
     assert requests.completed("s", SAVEPOINT) == []
-    assert requests.stopped == Stopped(drain, 7, "savepoints/s-7", termination)
+    assert requests.stopped == Stopped(drain, 7, "savepoints/s-7", asked_by)
     assert requests.stop is not None and requests.stop.state is StopState.SAVEPOINT_CREATED
     assert requests.all_finished() == []
     assert requests.stop is None and not requests.is_open("s")
     answer = AnswerRequest("s", (1,), checkpoint_id=7, location="savepoints/s-7")
     assert requests.close(JobStatus.FINISHED, "") == [answer]
     assert requests.close(JobStatus.FINISHED, "") == []
-    assert requests.stopped == Stopped(drain, 7, "savepoints/s-7", termination)
+    assert requests.stopped == Stopped(drain, 7, "savepoints/s-7", asked_by)
 
 
 def test_an_answered_stop_that_completes_nevertheless_is_a_stop() -> None:
     requests = stop(drain=True)
     requests._open.clear()
     assert requests.completed("s", SAVEPOINT) == []
-    assert requests.stopped == Stopped(True, 7, "savepoints/s-7", False)
+    assert requests.stopped == Stopped(True, 7, "savepoints/s-7")
 
 
 def test_another_request_that_completes_during_a_stop_is_answered_at_once() -> None:

@@ -222,6 +222,21 @@ def test_a_claim(mode: ClaimMode, was_claimed: bool, claims: bool) -> None:
     assert start.retained == ((plain(savepoint)) if claims else (CompletedCheckpoint(5, savepoint.location, STOPS),))
 
 
+@pytest.mark.parametrize(
+    ("asked_by", "savepoint", "own", "claims"),
+    [
+        ("caught_up", S5.location, True, True),
+        ("request", S5.location, True, False),
+        ("termination", S5.location, True, False),
+        ("caught_up", "savepoints/savepoint-9-x", True, False),  # an older one of the user
+        ("caught_up", S5.location, False, False),  # a copy of it
+    ],
+)
+def test_the_savepoint_of_a_burst_belongs_to_the_pipeline(asked_by: Any, savepoint: str, own: bool, claims: bool) -> None:
+    job = Job(job_id=1, status="FINISHED", ended_by="suspend", stop_asked_by=asked_by, savepoint=savepoint)
+    assert choose(state(S5, job=job), Options("latest"), read(S5, own)).claimed is claims
+
+
 def test_a_savepoint_that_was_claimed_and_replaced_is_not_restored() -> None:
     """The owner that claimed it may be paused in the middle of its deletion."""
     previous = state(C6, dropped_savepoints=(S5.location,))

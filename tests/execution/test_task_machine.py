@@ -55,11 +55,13 @@ from dagster_checkpoints.execution.task_events import (
     QueryConsumed,
     QueryHeld,
     QueryRunning,
+    QuerySettled,
     Report,
     SnapshotFailed,
     SnapshotPinned,
     SourceExhausted,
     SourcesAsked,
+    SourcesRead,
     StartQuery,
     StopSource,
     StoreSnapshot,
@@ -444,7 +446,8 @@ def test_a_bounded_source_restored_after_its_end_is_no_backlog() -> None:
 def test_a_suspend_pauses_behind_its_barrier_and_ends_without_finishing() -> None:
     drive = behind("a")
     suspend = barrier(1, SUSPEND)
-    drive.read("a", BarrierMark(suspend))
+    assert drive.read("a", BarrierMark(suspend)) == []
+    assert isinstance(drive(QuerySettled())[0], PinSnapshot)
     actions = drive(SnapshotPinned(1))
     assert actions[:2] == [Forward(BarrierMark(suspend)), life.PauseOperators()]
     assert isinstance(actions[2], StoreSnapshot) and len(actions) == 3
@@ -454,12 +457,71 @@ def test_a_suspend_pauses_behind_its_barrier_and_ends_without_finishing() -> Non
     assert drive.machine.suspended
 
 
+@pytest.mark.parametrize("first", ["watermark", "barrier"])
+def test_the_snapshot_of_a_stop_waits_until_the_query_has_emitted_what_is_due(first: str) -> None:
+    drive = behind("a", "b")
+    for name in ("a", "b"):
+        drive.read(name, "row", WatermarkAt(100))
+    drive(QueryConsumed({"a": 1, "b": 1}))
+    assert not drive.machine.gate.settling
+    if first == "watermark":
+        drive(QuerySettled())  # in front of the barrier: it has run under 100
+        drive.read("a", WatermarkAt(200))
+        drive.read("b", WatermarkAt(200))
+    for name in ("a", "b"):
+        drive.read(name, BarrierMark(barrier(1, SUSPEND)))
+    assert drive.machine.gate.settling, "it has not run under the newest watermark"
+    assert isinstance(drive(QuerySettled())[0], PinSnapshot)
+    assert not drive.machine.gate.settling
+
+
+def test_a_checkpoint_does_not_wait_until_the_query_has_emitted_what_is_due() -> None:
+    drive = behind("a")
+    drive.read("a", WatermarkAt(100))
+    (pin,) = drive.read("a", BarrierMark(barrier(1)))
+    assert isinstance(pin, PinSnapshot)
+
+
+# Bursts
+
+
+def test_an_unbounded_source_reports_once_that_it_has_read_what_was_there() -> None:
+    drive = Driver(TaskMachine(TASK, CONFIG, burst=True))
+    drive(TaskOpened())
+    drive(QueryRunning())
+    assert not drive.machine.has_read_all
+    assert drive(SourceExhausted()) == [Report(SourcesRead(TASK, True))]
+    assert drive(SourceExhausted()) == []
+    assert drive.machine.has_read_all and drive.machine.running
+    assert drive(EndInput()) == [StopSource(), life.FinishOperators()], "it can still be drained"
+    assert Report(SourcesRead(TASK, False)) in drive(life.OperatorsFinished())
+
+
+def test_a_bounded_source_ends_in_a_burst_as_in_any_run() -> None:
+    drive = Driver(TaskMachine(TASK, CONFIG, bounded=True, burst=True))
+    drive(TaskOpened())
+    drive(QueryRunning())
+    assert drive(SourceExhausted()) == [life.FinishOperators()]
+    assert drive(life.OperatorsFinished())[-1] == Report(SourcesRead(TASK, False))
+
+
+def test_a_source_whose_data_had_ended_says_so_when_a_burst_restores_it() -> None:
+    drive = Driver(TaskMachine(TASK, CONFIG, finished_before=True, burst=True))
+    assert Report(SourcesRead(TASK, False)) in drive(TaskOpened())
+
+
+def test_a_stage_behind_channels_reports_nothing_in_a_burst() -> None:
+    drive = Driver(TaskMachine(TASK, CONFIG, [GateChannel("a")], finished_before=True, burst=True))
+    assert not any(isinstance(action, Report) and isinstance(action.event, SourcesRead) for action in drive(TaskOpened()))
+
+
 def test_a_task_resumes_after_a_failed_suspend() -> None:
     drive = behind("a")
     drive.read("a", "row", EndOfData(True))
     drive(TriggerReceived(barrier(1, SUSPEND)))
     drive.read("a", EndOfPartition())
-    (pin,) = drive(QueryConsumed({"a": 1}))
+    assert drive(QueryConsumed({"a": 1})) == []
+    (pin,) = drive(QuerySettled())
     assert isinstance(pin, PinSnapshot)
     drive(SnapshotPinned(1))
     aborted = drive(life.CheckpointAbortedNotice(1))

@@ -264,7 +264,8 @@ def known_names() -> set[str]:
         if not (inspect.isclass(each) and issubclass(each, Exception)):
             names |= {getattr(each, "__name__", ""), *inspect.signature(each).parameters}
     names |= {member for kind in DOCUMENTED_CLASSES for member in vars(kind) if not member.startswith("_")}
-    names |= set(get_args(CheckpointCoordinatorResource.model_fields["restart_strategy"].annotation))
+    for config, field in ((CheckpointCoordinatorResource, "restart_strategy"), (PipelineRunConfig, "until")):
+        names |= set(get_args(config.model_fields[field].annotation))
     names |= {mode.value for mode in ClaimMode} | {file.name for file in (REPOSITORY / "assets").glob("*.py")}
     names |= {*vars(flights), *vars(flights_assets), *(defs.resources or {}), *DAGSTERS}
     names |= {node.name for node in ast.walk(ast.parse(blocks(README, "python")[0])) if isinstance(node, ast.FunctionDef)}
@@ -505,7 +506,7 @@ def test_python_about_sensors() -> None:
         )
     )
     assert {sensor.name for sensor in made} == {
-        "flights_caught_up",
+        "flights_night",
         "flights_drain",
         "flights_evening",
         "flights_end_flights_live_EWR",

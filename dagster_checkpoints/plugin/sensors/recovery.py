@@ -267,6 +267,8 @@ def _why_not_continued(state: PipelineState) -> str:
     job = state.job
     if job.status != "FINISHED" or (job.ended_by == "suspend" and job.stop_asked_by == "termination"):
         return ""
+    if job.stop_asked_by == "caught_up":
+        return f"Its job had caught up, and was suspended with savepoint {job.savepoint}: the next run resumes it."
     if job.ended_by == "suspend":
         return f"A request had suspended its job with savepoint {job.savepoint} before: the next run that is launched resumes it."
     return "Its job had finished before: there is nothing to continue."

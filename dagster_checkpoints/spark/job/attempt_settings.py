@@ -31,6 +31,7 @@ class AttemptSettings:
         recorder: Writes the run's trace; None for no trace.
         sample_rows: Number of rows that the report of a commit shows; 0 for none.
         checkpoints: The settings of checkpoints.
+        burst: Whether unbounded sources are read up to what is there when their tasks begin.
         assets: The assets outside of the pipeline that stages read, by stage and key.
     """
 
@@ -47,6 +48,7 @@ class AttemptSettings:
     repartition_state: bool = False
     recorder: Recorder | None = None
     sample_rows: int = 0
+    burst: bool = False
     assets: Mapping[str, Mapping[str, InputAsset]] = field(default_factory=dict)
     checkpoints: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(interval=None))
 

@@ -133,6 +133,7 @@ class Attempts:
             assets=self._options.assets,
             checkpoints=self._options.checkpoints,
             sample_rows=self._options.sample_rows,
+            burst=self._options.burst,
         )
 
     def _upload(self, barrier: CheckpointBarrier, files: Mapping[str, StateSource]) -> Mapping[str, StoredFile]:

@@ -324,6 +324,7 @@ class _Attempt:
             transaction_files=self.state.transactions(chain, snapshot, folder),
             checkpoints=self.settings.checkpoints,
             make_machine=partial(made, TaskMachine, f"{task} {self.settings.token}", self.settings.recorder),
+            burst=self.settings.burst,
         )
         if fused_in(self.pipeline, chain.stages):
             return FusedTask(parts, self._fused_sources(parts))

@@ -340,6 +340,7 @@ class SavepointDone:
         asked_by: Description of the requester.
         recorded_by_asker: Whether the requester reports the savepoint to Dagster.
         checkpoint: The facts that a savepoint shares with a checkpoint.
+        of_burst: Whether the run itself has taken it because its sources have read what was there. The next run deletes it.
     """
 
     location: str
@@ -348,6 +349,7 @@ class SavepointDone:
     asked_by: str
     recorded_by_asker: bool
     checkpoint: CheckpointDone
+    of_burst: bool = False
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,7 @@ class JobDriver:
             restart=options.restart,
             epoch=self._storage_driver.ownership.epoch,
             failover=options.failover,
+            burst=options.burst,
         )
         self._requesters = Requesters(storage, savepoints)
         self._uploads = ThreadPoolExecutor(options.upload_threads, thread_name_prefix="snapshot")
@@ -307,6 +308,8 @@ class JobDriver:
             case do.DiscoverSplits():
                 self._attempt_driver.discover(action)
             case AnswerRequest():
+                if not (action.done or action.requesters):
+                    self._log.warning("The savepoint with which the run ends has failed, and is tried again: %s", action.message)
                 self._requesters.answer(action)
             case do.AttemptBegan() | do.AttemptRestarting() | do.TaskHasFinished():
                 self._report(action)
@@ -350,15 +353,17 @@ class JobDriver:
 
     def _report_checkpoint(self, report: CheckpointReport) -> None:
         """Report the coordinator's action on a checkpoint; create or delete the directory of a savepoint."""
-        request = None
+        request, of_burst = None, False
         match report:
             case CheckpointTriggered(checkpoint_id, properties) if properties.is_savepoint:
                 self._savepoints.directory(checkpoint_id, properties)
             case CheckpointFailed(int(checkpoint_id)):
                 self._storage_driver.discard_savepoint(checkpoint_id)
             case CheckpointCompleted(completed):
-                request = self._requesters.open_request(completed.properties.request_id)
-        self.reporter.report_checkpoint(report, request)
+                request_id = completed.properties.request_id
+                request = self._requesters.open_request(request_id)
+                of_burst = self.machine.requests.asked_by(request_id) == "caught_up"
+        self.reporter.report_checkpoint(report, request, of_burst=of_burst)
 
     def _choose(self) -> JobMachineEvent:
         try:

@@ -6,12 +6,15 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from dagster_checkpoints.coordination import CheckpointConfig, FailoverStrategy, InvalidCheckpointConfig, RestartStrategy
 from dagster_checkpoints.pipeline import InputAsset
 from dagster_checkpoints.spark.session.work_directory import RemoteDirectory
 from dagster_checkpoints.state import ClaimMode
 from dagster_checkpoints.storage import UNKNOWN_ORIGIN, Origin
+
+Until = Literal["end", "caught_up"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class JobOptions:
             Spark reaches.
         restore_from: "latest" (after the job's own end or a drain, a new start), "none" for a new start, the id or location of
             a checkpoint, or a savepoint's id, location, URL or path.
+        until: "end": unbounded sources are read until a request ends the job. "caught_up": up to what is there when the run
+            begins; then the job is suspended, see `execution.burst`.
         allow_non_restored_state: Whether state that belongs to no stage may be ignored.
         allow_older_checkpoint: Whether older retained checkpoints are tried if the chosen one is corrupt or incomplete.
         allow_changed_plan: Whether restored state may continue under a plan with other stateful operators or sources.
@@ -56,6 +61,7 @@ class JobOptions:
     work_directory_named: bool = True
     scratch_directory: Path = Path(tempfile.gettempdir(), "dagster-checkpoints")
     restore_from: str = "latest"
+    until: Until = "end"
     allow_non_restored_state: bool = False
     allow_older_checkpoint: bool = False
     allow_changed_plan: bool = False
@@ -73,6 +79,11 @@ class JobOptions:
     sample_rows: int = 0
     assets: Mapping[str, Mapping[str, InputAsset]] = field(default_factory=dict)
     failover: FailoverStrategy = "region"
+
+    @property
+    def burst(self) -> bool:
+        """Whether the run is a burst."""
+        return self.until == "caught_up"
 
     def __post_init__(self) -> None:
         if not self.checkpoints.checkpoints_after_tasks_finish:

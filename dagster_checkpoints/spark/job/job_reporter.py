@@ -188,19 +188,20 @@ class JobReporter:
 
     # Checkpoints
 
-    def report_checkpoint(self, action: CheckpointReport, request: ControlRequest | None) -> None:
+    def report_checkpoint(self, action: CheckpointReport, request: ControlRequest | None, *, of_burst: bool = False) -> None:
         """Report the coordinator's action on a checkpoint, or on a request for a checkpoint.
 
         Args:
             action: The coordinator's action.
             request: The request of a completed savepoint, if the request is open.
+            of_burst: Whether the job itself has asked for the savepoint, because its sources have read what was there.
         """
         match action:
             case CheckpointTriggered(_, _, request_id):
                 if request_id is not None:
                     self._triggered.add(request_id)
             case CheckpointCompleted(completed):
-                self._on_event(self._completed(completed, request))
+                self._on_event(self._completed(completed, request, of_burst))
                 if completed.properties.commits:
                     self._fused_sources_ended(completed)
             case CheckpointFailed(checkpoint_id, reason, message):
@@ -212,9 +213,9 @@ class JobReporter:
                     self._on_event(events.CheckpointNotDone(None, reason.name, message))
                 self._triggered.discard(request_id)
 
-    def _completed(self, completed: CompletedCheckpoint, request: ControlRequest | None) -> JobEvent:
+    def _completed(self, completed: CompletedCheckpoint, request: ControlRequest | None, of_burst: bool) -> JobEvent:
         assert self.deployment is not None and self.coordinator is not None
         counts = self.coordinator.statistics.counts
         if completed.is_savepoint:
-            return savepoint_done(self.deployment, completed, counts, request)
+            return savepoint_done(self.deployment, completed, counts, request, of_burst=of_burst)
         return checkpoint_done(self.deployment, completed, counts)

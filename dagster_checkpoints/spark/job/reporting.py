@@ -97,7 +97,12 @@ def checkpoint_done(deployment: Deployment, completed: CompletedCheckpoint, coun
 
 
 def savepoint_done(
-    deployment: Deployment, completed: CompletedCheckpoint, counts: CheckpointCounts, request: ControlRequest | None
+    deployment: Deployment,
+    completed: CompletedCheckpoint,
+    counts: CheckpointCounts,
+    request: ControlRequest | None,
+    *,
+    of_burst: bool,
 ) -> SavepointDone:
     """The event of a completed savepoint; see :func:`checkpoint_done`.
 
@@ -106,6 +111,7 @@ def savepoint_done(
         completed: The savepoint.
         counts: The numbers of the run's checkpoints, this one included.
         request: The request for the savepoint, if it is open.
+        of_burst: Whether the job itself has asked for it.
     """
     stops: Literal["", "suspend", "drain"] = ""
     if completed.properties.stops_job:
@@ -116,6 +122,7 @@ def savepoint_done(
         request_id=completed.properties.request_id,
         asked_by=request.asked_by if request else "",
         recorded_by_asker=request.recorded_by_asker if request else False,
+        of_burst=of_burst,
         checkpoint=checkpoint_done(deployment, completed, counts),
     )
 

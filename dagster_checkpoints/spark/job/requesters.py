@@ -63,7 +63,7 @@ class Requesters:
             drain=request.drain,
             stage=request.stage,
             instance=request.instance,
-            termination=queued.termination,
+            asked_by="termination" if queued.termination else "request",
         )
         return RequestReceived(received, self._number, queued.seen_at)
 

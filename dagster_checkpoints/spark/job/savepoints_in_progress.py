@@ -71,7 +71,8 @@ class SavepointsInProgress:
         """The directory of a savepoint that was triggered."""
         with self._lock:
             if checkpoint_id not in self._directories:
-                destination = self._destinations[properties.request_id]
+                own = SavepointDestination("", properties.request_id)  # of a request of the job itself
+                destination = self._destinations.get(properties.request_id, own)
                 self._directories[checkpoint_id] = self._storage.savepoint_directory(
                     checkpoint_id, destination.name, destination.target
                 )

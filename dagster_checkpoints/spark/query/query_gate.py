@@ -105,6 +105,11 @@ class QueryGate:
         return self._newest.positions
 
     @property
+    def watermark(self) -> int | None:
+        """The newest watermark that the query may read, epoch ms; None before the first one."""
+        return self._newest.watermark
+
+    @property
     def asked(self) -> bool:
         """Whether Spark has asked a source since the query began."""
         with self._changed:

@@ -22,6 +22,7 @@ from dagster_checkpoints.execution.task_events import (
     OpenTo,
     QueryBuilt,
     QueryConsumed,
+    QuerySettled,
     TaskAction,
     UnreadBarrier,
 )
@@ -165,6 +166,21 @@ class ChannelTask(Task):
             with self.query.lock_if_free() as free:
                 if free:
                     self.handle(BetweenBatches())
+        if self._gate.settling and self._has_settled():
+            self.handle(QuerySettled())
+
+    def _has_settled(self) -> bool:
+        """Whether the query has run under the newest watermark, or wants no batch for it."""
+        if self.watermarks.stateful is False or self._query_gate.idle:
+            return True
+        # A query with timers of processing time is never idle: it runs batch after batch.
+        batch_id = self.query.log.last_committed()
+        if batch_id < 0:
+            return False
+        planned = self.query.log.planned(batch_id)
+        read = [s["watermark"] for s in planned.sources if isinstance(s, dict) and "attempt" in s]
+        newest = self._query_gate.watermark
+        return all(ms == newest for ms in read) and planned.watermark_ms >= self.query.log.next_watermark(batch_id)
 
     def _follow_positions(self) -> None:
         """Tell the gate what the query has consumed: the records that it has read, and the marks up to the next records."""

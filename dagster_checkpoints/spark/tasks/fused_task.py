@@ -30,8 +30,8 @@ LOOK_SECONDS = 0.1
 class FusedTask(QueryOfSourcesTask):
     """A chain that begins with fused sources.
 
-    The query runs until all sources have ended, and the task holds the bounded ones to what is there when it begins. If all are
-    bounded and some cannot be held, Spark itself holds them (`availableNow`), and ends the query.
+    The query runs until all sources have ended, and the task holds the bounded ones (in a burst all of them) to what is there
+    when it begins. If all are bounded and some cannot be held, Spark itself holds them (`availableNow`), and ends the query.
 
     Args:
         parts: The task's parts.
@@ -48,6 +48,7 @@ class FusedTask(QueryOfSourcesTask):
             valve_watermark=parts.restored.valve_watermark if parts.restored is not None else None,
             finished_before=parts.finished_before,
             fused=tuple(sources),
+            burst=parts.burst,
         )
         super().__init__(parts, machine)
         assert machine.fused is not None
@@ -88,21 +89,26 @@ class FusedTask(QueryOfSourcesTask):
         for event in asked:
             self.handle(event)
         self.measure_backlog()
-        if self.machine.running and self._reached != self._event_time is not None and self._keeps_state:
-            wanted = self._event_time
-            if self.query.active and self._fused.advance_between_batches(wanted):
-                self._reached = wanted
+        if self.machine.running and self._advance_is_due:
+            assert self._event_time is not None
+            if self.query.active and self._fused.advance_between_batches(self._event_time):
+                self._reached = self._event_time
 
     def check_query(self) -> None:
         super().check_query()
         if not self.machine.running:
             return
         if not self._ends_by_itself:
-            if self._fused.none_has_rows():
+            if self._fused.none_has_rows() and not self._advance_is_due:
                 self._report_nothing_new()
         elif not self.query.active:
             self.runs.check_query()  # it may have failed between the two checks
             self._report_nothing_new()
+
+    @property
+    def _advance_is_due(self) -> bool:
+        """Whether the query has not been told of the newest event time."""
+        return self._keeps_state and self._event_time is not None and self._reached != self._event_time
 
     def _report_nothing_new(self) -> None:
         """Spark has found no rows in any source, since all batches so far."""

@@ -24,7 +24,7 @@ class QueryOfSourcesTask(Task):
 
     @property
     def caught_up(self) -> bool | None:
-        if not self.machine.running:
+        if not self.machine.running or self.machine.has_read_all:
             return True
         if not self.query.started:
             return None
@@ -71,7 +71,7 @@ class SourceTask(QueryOfSourcesTask):
     """A chain that begins with a streaming source.
 
     A bounded source runs with `availableNow` and ends when Spark has read all its input; an unbounded one runs until a request
-    ends it.
+    ends it. In a burst it runs with `availableNow`, too, and the task waits for the job's suspend when Spark's query has ended.
 
     Args:
         parts: The task's parts.
@@ -80,8 +80,8 @@ class SourceTask(QueryOfSourcesTask):
 
     def __init__(self, parts: TaskParts, bounded: bool) -> None:
         super().__init__(parts, _machine(parts, bounded=bounded))
-        self._bounded = bounded
-        if bounded:
+        self._ends_by_itself = bounded or parts.burst
+        if self._ends_by_itself:
             self.query_check_seconds = 0.1  # Spark does not report that a query has reached the end of its input
         watermark = parts.instances[0].stage.watermark
         self._idle_after = watermark.idle_after if watermark else None
@@ -91,7 +91,7 @@ class SourceTask(QueryOfSourcesTask):
     def launch_query(self) -> None:
         self.watermarks.send(WatermarkStatus(False))  # the checkpoint may say that it was idle
         self.query.log.plan_due_watermark()
-        self.start_query({"availableNow": True} if self._bounded else None)
+        self.start_query({"availableNow": True} if self._ends_by_itself else None)
 
     def step(self) -> None:
         if not self.machine.running:
@@ -104,7 +104,7 @@ class SourceTask(QueryOfSourcesTask):
 
     def check_query(self) -> None:
         super().check_query()
-        if self._bounded and self.machine.running and not self.query.active:
+        if self._ends_by_itself and self.machine.running and not self.machine.has_read_all and not self.query.active:
             self.runs.check_query()  # it may have failed between the two checks
             self.handle(SourceExhausted())
 
@@ -168,4 +168,5 @@ def _machine(parts: TaskParts, *, bounded: bool, streaming: bool = True) -> Task
         bounded=bounded,
         streaming=streaming,
         finished_before=parts.finished_before,
+        burst=parts.burst,
     )

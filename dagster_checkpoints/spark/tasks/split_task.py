@@ -122,4 +122,5 @@ def _machine(parts: TaskParts) -> TaskMachine:
         bounded=parts.instances[0].stage.kind is StageKind.BOUNDED_SOURCE,
         finished_before=parts.finished_before,
         splits=held,
+        burst=parts.burst,
     )

@@ -57,6 +57,7 @@ class TaskParts:
         checkpoints: The job's settings of checkpoints.
         make_machine: Creates the task's machine, which a recorded run records; it takes the time, seconds, and the machine's
             arguments by name.
+        burst: Whether unbounded sources are read up to what is there when the task begins.
     """
 
     id: TaskId
@@ -76,6 +77,7 @@ class TaskParts:
     transaction_files: Mapping[int, Mapping[str, Path]]
     checkpoints: CheckpointConfig
     make_machine: Callable[..., TaskMachine]
+    burst: bool = False
 
     @property
     def finished_before(self) -> bool:

@@ -58,7 +58,7 @@ def test_requests_reach_the_machine_and_answers_reach_all_requesters() -> None:
     first: list[Answer] = []
     second: list[Answer] = []
     received = found.receive(queued(first, "stop", drain=True, target="s3://x", termination=True), is_open=False)
-    assert received == RequestReceived(Request("r", "stop", 30.0, drain=True, termination=True), 1, 12.5)
+    assert received == RequestReceived(Request("r", "stop", 30.0, drain=True, asked_by="termination"), 1, 12.5)
     again = found.receive(queued(second, "stop", drain=True, target="mars"), is_open=True)
     assert again is not None and again.requester == 2
     assert destinations.registered == [("r", "s3://x")], "the first request names the destination"

@@ -1,0 +1,206 @@
+"""Bursts: when a job whose sources have read what was there is suspended, and what happens if that fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dagster_checkpoints.coordination import (
+    CheckpointConfig,
+    CheckpointTriggered,
+    Declined,
+    FailureReason,
+    JobStatus,
+    Tick,
+)
+from dagster_checkpoints.execution import job_actions as do
+from dagster_checkpoints.execution import job_events as on
+from dagster_checkpoints.execution.burst import AGAIN_SECONDS, Burst
+from dagster_checkpoints.execution.job_events import Failure, TaskFailure
+from dagster_checkpoints.execution.job_requests import AnswerRequest
+from dagster_checkpoints.execution.split_enumerators import SplitEnumerators
+from dagster_checkpoints.execution.split_events import EnumeratorStart, SplitRequest, SplitsDiscovered
+from dagster_checkpoints.execution.task_events import SourcesRead
+from dagster_checkpoints.pipeline import TaskId
+from dagster_checkpoints.state import EnumeratorState
+from tests.execution.job_harness import A, B, Job, pick
+
+CONFIG = CheckpointConfig(interval=None, timeout=30.0, tolerable_failed_checkpoints=1)
+
+
+def burst(**config: Any) -> Job:
+    job = Job(burst=True, **{"timeout": 30.0, "tolerable_failed_checkpoints": 1, **config})
+    job.begin()
+    return job
+
+
+def stops(actions: list[Any]) -> list[bool]:
+    """For each triggered checkpoint, whether it stops the job."""
+    return [action.properties.stops_job for action in pick(actions, CheckpointTriggered)]
+
+
+@pytest.mark.parametrize(
+    ("read", "asks"),
+    [
+        ({}, False),
+        ({A: True}, False),
+        ({A: False}, False),
+        ({A: True, B: True}, True),
+        ({A: False, B: True}, True),
+        ({A: False, B: False}, False),  # the job comes to its own end
+    ],
+)
+def test_a_suspend_is_asked_for_when_every_source_has_ended_or_caught_up(read: dict[TaskId, bool], asks: bool) -> None:
+    machine = Burst(CONFIG, 7)
+    for task, more in read.items():
+        machine.read(SourcesRead(task, more))
+    request = machine.request([A, B], (), 5.0)
+    assert (request is not None) is asks
+    if request is not None:
+        assert (request.request_id, request.kind, request.drain) == ("caught-up-e7-1", "stop", False)
+        assert request.asked_by == "caught_up"
+        assert request.deadline_seconds == 30.0
+        assert machine.request([A, B], (), 6.0) is None, "it is asked for once"
+
+
+def test_a_split_source_has_caught_up_by_its_splits() -> None:
+    machine = Burst(CONFIG, 7)
+    machine.read(SourcesRead(A, False))
+    assert machine.request([A, B], (), 5.0) is None
+    assert machine.request([A, B], (B.vertex,), 5.0) is not None
+
+
+def test_the_job_is_suspended_and_says_who_has_asked() -> None:
+    job = burst()
+    assert stops(job.report(SourcesRead(A, True))) == []
+    actions = job.report(SourcesRead(B, True))
+    assert stops(actions) == [True]
+    assert job.complete(1)
+    job.finish()
+    assert job.do(on.TasksStopped()) == [do.EndJob(True, "suspend", "caught_up")]
+
+
+def test_a_run_that_is_no_burst_goes_on() -> None:
+    job = Job()
+    job.begin()
+    job.report(SourcesRead(A, True))
+    assert stops(job.report(SourcesRead(B, True))) == []
+
+
+def test_a_source_that_has_finished_is_not_waited_for() -> None:
+    job = burst()
+    job.finish(A)
+    assert stops(job.report(SourcesRead(B, True))) == [True]
+
+
+def test_a_user_who_stops_a_burst_is_first() -> None:
+    job = burst()
+    assert stops(job.ask("stop", drain=True)) == []
+    job.report(SourcesRead(A, False))
+    assert stops(job.report(SourcesRead(B, True))) == []
+
+
+def test_a_suspend_that_fails_is_asked_for_again_and_then_fails_the_job() -> None:
+    job = burst()
+    job.report(SourcesRead(A, True))
+    job.report(SourcesRead(B, True))
+    for number in (1, 2):
+        actions = job.report(Declined(A, number, FailureReason.CHECKPOINT_DECLINED, "no space"))
+        [answer] = pick(actions, AnswerRequest)
+        assert answer.requesters == () and not answer.done
+        if number == 1:
+            assert job.machine.next_deadline() == job.now + AGAIN_SECONDS
+            assert stops(job.do(Tick(), after=AGAIN_SECONDS / 2)) == []
+            assert stops(job.do(Tick(), after=AGAIN_SECONDS / 2)) == [True]
+    assert pick(actions, do.StopTasks)
+    job.do(on.TasksStopped())
+    outcome = job.machine.outcome
+    assert outcome is not None and outcome.status is JobStatus.FAILED
+    assert "every source has read what was there" in outcome.message and "no space" in outcome.message
+    assert "2 times in a row" in outcome.message
+
+
+def test_a_suspend_that_a_restart_has_cancelled_does_not_count() -> None:
+    job = burst(tolerable_failed_checkpoints=0)
+    job.report(SourcesRead(A, True))
+    job.report(SourcesRead(B, True))
+    job.report(TaskFailure(B, Failure("a plane without wings")))
+    job.do(on.TasksStopped())
+    assert job.machine.outcome is None
+    job.do(Tick(), after=5.0)
+    job.do(on.OwnershipConfirmed(None, 0))
+    job.deploy()
+    job.run_tasks()
+    job.report(SourcesRead(A, True))
+    assert stops(job.report(SourcesRead(B, True))) == [True], "in the next attempt, too, when its sources have read what is there"
+
+
+def test_what_a_source_had_read_before_a_restart_does_not_count() -> None:
+    machine = Burst(CONFIG, 7)
+    for task in (A, B):
+        machine.read(SourcesRead(task, True))
+    machine.stopped({B.vertex})
+    assert machine.request([A, B], (), 5.0) is None
+    machine.read(SourcesRead(B, True))
+    machine.stopped(None)
+    assert machine.request([A, B], (), 5.0) is None
+
+
+def test_a_job_whose_savepoint_is_complete_and_whose_task_fails_is_suspended_after_its_restart() -> None:
+    job = burst()
+    job.report(SourcesRead(A, True))
+    job.report(SourcesRead(B, True))
+    job.complete(1)
+    job.report(TaskFailure(A, Failure("a plane without wings")))
+    job.do(on.TasksStopped())
+    job.do(Tick(), after=5.0)
+    job.do(on.OwnershipConfirmed(None, 0))
+    job.deploy()
+    job.run_tasks()
+    for task in (A, B):
+        actions = job.report(SourcesRead(task, True))
+    assert stops(actions) == [True]
+
+
+# Splits
+
+
+def enumerators(*, once: bool, bounded: bool = False) -> SplitEnumerators:
+    found = SplitEnumerators(burst=once)
+    start = EnumeratorStart(
+        "live", (TaskId("live", 0),), bounded=bounded, interval=60.0, state=EnumeratorState(), held=frozenset()
+    )
+    found.begin([start], frozenset())
+    assert found.discover(0.0, ["live"]) == ["live"]
+    return found
+
+
+def test_a_burst_discovers_splits_once_and_waits_until_they_are_read() -> None:
+    found = enumerators(once=True)
+    assert found.have_read_all == []
+    found.take(SplitsDiscovered("live", ("one",)), 1.0)
+    found.take(SplitsDiscovered("live", ("two",), last=True), 1.0)
+    assert found.next_discovery(["live"]) is None
+    task = TaskId("live", 0)
+    for split in ("one", "two"):
+        assert found.have_read_all == []
+        found.take(SplitRequest(task, asks=True), 2.0)
+        assert found.have_read_all == []
+        found.take(SplitRequest(task, finished=(split,)), 3.0)
+    assert found.have_read_all == ["live"]
+
+
+def test_a_source_without_splits_has_caught_up_when_it_has_looked() -> None:
+    found = enumerators(once=True)
+    found.take(SplitsDiscovered("live", (), last=True), 1.0)
+    assert found.have_read_all == ["live"]
+
+
+def test_other_runs_discover_again_and_bounded_sources_end() -> None:
+    found = enumerators(once=False)
+    found.take(SplitsDiscovered("live", (), last=True), 1.0)
+    assert found.next_discovery(["live"]) == 61.0
+    bounded = enumerators(once=True, bounded=True)
+    bounded.take(SplitsDiscovered("live", (), last=True), 1.0)
+    assert bounded.have_read_all == []
