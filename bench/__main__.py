@@ -14,6 +14,7 @@ from pathlib import Path
 from bench import (
     barriers,
     batches,
+    bursts,
     channels,
     checkpoints,
     coordination,
@@ -58,6 +59,7 @@ PARTS: dict[str, Callable[[Environment], Iterator[Measure]]] = {
     "memory": memory.measure,
     "ending": job_end.measure,
     "start": start.measure,
+    "bursts": bursts.measure,
     "recovery": recovery.measure,
     "regions": regions.measure,
     "rescaling": rescaling.measure,

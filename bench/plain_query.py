@@ -1,6 +1,7 @@
-"""Plain PySpark beside a start of this project: `python -m bench.plain_query FOLDER SETTINGS` runs the hand-written query.
+"""Plain PySpark beside a start of this project: `python -m bench.plain_query FOLDER SETTINGS [available]`.
 
-It starts or restarts the query in a new driver, and runs until its standard input ends. It imports nothing of this project.
+It starts or restarts the hand-written query in a new driver, and runs until its standard input ends; with `available`, until it has
+read what is there. It imports nothing of this project.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from bench import computation
 from bench.computation import EVENT_TIME, LATENESS, Rows
 
 
-def main(folder: Path, settings: dict[str, str]) -> None:
+def main(folder: Path, settings: dict[str, str], available: bool) -> None:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder
@@ -22,11 +23,15 @@ def main(folder: Path, settings: dict[str, str]) -> None:
     spark = builder.getOrCreate()
     readings = computation.parsed(Rows(folder / "input", 0, 0).stream(spark)).withWatermark(EVENT_TIME, LATENESS)
     writer = computation.windowed(computation.enriched(readings)).writeStream.format("parquet").outputMode("append")
+    writer = writer.trigger(availableNow=True) if available else writer
     query = writer.option("checkpointLocation", str(folder / "checkpoint")).start(str(folder / "result"))
-    sys.stdin.read()
-    query.stop()
+    if available:
+        query.awaitTermination()
+    else:
+        sys.stdin.read()
+        query.stop()
     spark.stop()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:] == ["available"])

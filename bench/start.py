@@ -65,6 +65,22 @@ class Starts:
         self.seconds.append(time.time() - began)
         self.processor.append(cpu_seconds(process.pid))
 
+    def ratios(self, other: Starts) -> tuple[float, float]:
+        """The medians of the ratios of pairs: of the seconds, and of the processor time."""
+        seconds = median(mine / theirs for mine, theirs in zip(self.seconds, other.seconds, strict=True))
+        return seconds, median(mine / theirs for mine, theirs in zip(self.processor, other.processor, strict=True))
+
+    def until_exit(self, process: subprocess.Popen[bytes], began: float) -> None:
+        """Wait for the end of a process that ends by itself, and record it."""
+        processor = 0.0
+        while process.poll() is None:
+            if time.time() > began + DEADLINE_SECONDS:
+                raise BenchFailed(f"process {process.args!r} did not end; its output is in the run's folder")
+            processor = max(processor, cpu_seconds(process.pid))
+            time.sleep(POLL_SECONDS)
+        self.seconds.append(time.time() - began)
+        self.processor.append(processor)
+
 
 def measure(environment: Environment) -> Iterator[Measure]:
     rows = computation.generate(environment.spark, environment.cache, ROWS, FILES)
@@ -88,8 +104,7 @@ def measure(environment: Environment) -> Iterator[Measure]:
     for milestone, text in MILESTONES.items():
         before, at = at, median(project.steps[milestone])
         yield Measure(PART, f"  of it: {text}", at - before, "s")
-    ratio = median(own / other for own, other in zip(project.seconds, plain.seconds, strict=True))
-    processor = median(own / other for own, other in zip(project.processor, plain.processor, strict=True))
+    ratio, processor = project.ratios(plain)
     yield below(PART, "this project / plain PySpark", ratio, "", LIMIT, f"processor time {processor:.2f}")
 
 
@@ -125,17 +140,30 @@ def launched_job(folder: Path, cache: Path, rows: Rows, number: int, starts: Sta
         starts: Gets the times of this start.
     """
     feed(rows, folder / "input", number)
-    (folder / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
     events = folder / "events"
     events.unlink(missing_ok=True)
-    location = Path(__file__).with_name("start_location.py")
-    command = [sys.executable, "-m", "dagster", "job", "execute", "-f", str(location), "-j", "endless"]
-    variables = {"BENCH_START_FOLDER": str(folder), "DAGSTER_HOME": str(folder), "XDG_CACHE_HOME": str(cache)}
+    command, variables = job_command(folder, cache)
     with driver(command, folder, variables) as (process, began):
         starts.until(lambda: "CheckpointDone" in _reached(events), process, began)
         for milestone, at in _reached(events).items():
             starts.steps[milestone].append(at - began)
         yield process
+
+
+def job_command(folder: Path, cache: Path, config: dict[str, str] | None = None) -> tuple[list[str], dict[str, str]]:
+    """The command that runs the Dagster job of a folder, and its environment variables.
+
+    Args:
+        folder: The folder of the job.
+        cache: The cache directory of the job's process, which keeps the archive of Java classes.
+        config: The run configuration of the pipeline's op.
+    """
+    (folder / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+    (folder / "run.yaml").write_text(json.dumps({"ops": {"endless_assets": {"config": config or {}}}}))
+    location = Path(__file__).with_name("start_location.py")
+    command = [sys.executable, "-m", "dagster", "job", "execute", "-f", str(location), "-j", "endless"]
+    variables = {"BENCH_START_FOLDER": str(folder), "DAGSTER_HOME": str(folder), "XDG_CACHE_HOME": str(cache)}
+    return [*command, "-c", str(folder / "run.yaml")], variables
 
 
 def suspend(folder: Path, process: subprocess.Popen[bytes]) -> None:

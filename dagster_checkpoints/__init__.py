@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dagster_checkpoints.control import HealthThresholds
     from dagster_checkpoints.errors import DagsterCheckpointsError
     from dagster_checkpoints.pipeline import (
         CommitCheckResult,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     )
     from dagster_checkpoints.plugin.asset_decorator import pipeline_assets
     from dagster_checkpoints.plugin.component import CheckpointedPipelineComponent
+    from dagster_checkpoints.plugin.health_check import health_check
     from dagster_checkpoints.plugin.pipeline_defs import build_pipeline_defs
     from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
     from dagster_checkpoints.plugin.run_config import PipelineRunConfig
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
         build_burst_schedule,
         build_drain_sensor,
         build_end_of_input_sensor,
+        build_health_sensor,
         build_recovery_sensor,
         build_reroot_sensor,
         build_run_schedule,
@@ -71,6 +74,7 @@ _WHERE = {
     "DiscoveryContext": "pipeline",
     "FileSink": "sinks",
     "FileSplits": "sources",
+    "HealthThresholds": "control",
     "IcebergSink": "sinks",
     "InputAsset": "pipeline",
     "KafkaSink": "sinks",
@@ -92,6 +96,7 @@ _WHERE = {
     "build_burst_schedule": "sensors",
     "build_drain_sensor": "sensors",
     "build_end_of_input_sensor": "sensors",
+    "build_health_sensor": "sensors",
     "build_pipeline_defs": "plugin.pipeline_defs",
     "build_recovery_sensor": "sensors",
     "build_reroot_sensor": "sensors",
@@ -100,6 +105,7 @@ _WHERE = {
     "build_savepoint_schedule": "sensors",
     "build_suspend_sensor": "sensors",
     "commit_check": "pipeline",
+    "health_check": "plugin.health_check",
     "instance_assets": "plugin.stage_assets",
     "pipeline_assets": "plugin.asset_decorator",
     "read_delta_table": "sources",
@@ -124,6 +130,7 @@ __all__ = [
     "DiscoveryContext",
     "FileSink",
     "FileSplits",
+    "HealthThresholds",
     "IcebergSink",
     "InputAsset",
     "KafkaSink",
@@ -145,6 +152,7 @@ __all__ = [
     "build_burst_schedule",
     "build_drain_sensor",
     "build_end_of_input_sensor",
+    "build_health_sensor",
     "build_pipeline_defs",
     "build_recovery_sensor",
     "build_reroot_sensor",
@@ -154,6 +162,7 @@ __all__ = [
     "build_suspend_sensor",
     "commit_check",
     "correct_savepoint",
+    "health_check",
     "instance_assets",
     "pipeline_assets",
     "read_delta_table",

@@ -14,6 +14,7 @@ from dagster_checkpoints.plugin.sensors.conditions import (
     when,
 )
 from dagster_checkpoints.plugin.sensors.end_of_input import NotASourceError, build_end_of_input_sensor
+from dagster_checkpoints.plugin.sensors.health import build_health_sensor
 from dagster_checkpoints.plugin.sensors.recovery import Backoff, build_recovery_sensor
 from dagster_checkpoints.plugin.sensors.reroot import build_reroot_sensor
 from dagster_checkpoints.plugin.sensors.run_schedule import build_burst_schedule, build_run_schedule
@@ -35,6 +36,7 @@ __all__ = [
     "build_burst_schedule",
     "build_drain_sensor",
     "build_end_of_input_sensor",
+    "build_health_sensor",
     "build_recovery_sensor",
     "build_reroot_sensor",
     "build_run_schedule",

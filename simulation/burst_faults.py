@@ -21,6 +21,8 @@ BURST_FAULTS = (
         TaskMachine._opened,
         ", *self._report_read(more=False)",
         "",
+        "tasks",
+        seed=11_600,
     ),
     Fault("a fused source ends with a burst", FusedSources._not_moved, "in self._to_end", "in self._held"),
     Fault("a split source has caught up before its splits are known", SplitEnumerator.has_read_all, "self._discovered and", ""),

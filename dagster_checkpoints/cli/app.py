@@ -15,6 +15,7 @@ _COMMANDS = {
     "list": ("listing", "list_command", "Checkpoints and savepoints in storage."),
     "show": ("show", "show", "A checkpoint or savepoint in detail, or the pipeline's progress."),
     "watch": ("watch", "watch", "The progress of the running pipeline, live."),
+    "health": ("health", "health", "Whether the pipeline is healthy: an exit code for cron and probes."),
     "check": ("check", "check", "Build and check the plan of every stage, without data."),
     "graph": ("graphs", "graph", "A drawing of stages, chains, roots and finished stages."),
     "trigger": ("requests", "trigger", "Request a checkpoint of the running pipeline now."),

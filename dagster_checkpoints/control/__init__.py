@@ -5,6 +5,14 @@ Read in this order: :mod:`requests` (requests and answers as values, and their e
 sensors read). The owner's side is :mod:`dagster_checkpoints.spark.job.request_poller`.
 """
 
+from dagster_checkpoints.control.health import (
+    DEFAULT_THRESHOLDS,
+    HealthMemory,
+    HealthProblem,
+    HealthThresholds,
+    InvalidThresholdError,
+    health_of,
+)
 from dagster_checkpoints.control.last_sign import SILENT_INTERVALS, LastSign, last_sign
 from dagster_checkpoints.control.pipeline_control import (
     ControlError,
@@ -43,6 +51,7 @@ from dagster_checkpoints.control.status import (
 )
 
 __all__ = [
+    "DEFAULT_THRESHOLDS",
     "INVALID_REQUEST",
     "NO_RUNNING_PIPELINE",
     "SILENT_INTERVALS",
@@ -53,7 +62,11 @@ __all__ = [
     "ControlError",
     "ControlRequest",
     "FailureStatus",
+    "HealthMemory",
+    "HealthProblem",
+    "HealthThresholds",
     "InstanceStatus",
+    "InvalidThresholdError",
     "LastSign",
     "NoRunningPipeline",
     "PendingStatus",
@@ -72,6 +85,7 @@ __all__ = [
     "VertexPart",
     "decode_status",
     "encode_status",
+    "health_of",
     "last_sign",
     "read_status",
     "write_status",

@@ -227,6 +227,8 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
         last_failure: the latest failed checkpoint or savepoint of this run.
         checkpoints: numbers and durations of this run's checkpoints.
         stop: the stop under way.
+        checkpoint_interval: seconds between periodic checkpoints at present; None if there are none, or if an earlier release
+            wrote the status.
         version: version of this format.
     """
 
@@ -248,6 +250,7 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     last_failure: FailureStatus | None = None
     checkpoints: CheckpointCountsStatus | None = None
     stop: StopStatus | None = None
+    checkpoint_interval: float | None = None
     version: int = VERSION
 
 

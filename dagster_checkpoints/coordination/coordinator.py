@@ -145,6 +145,11 @@ class CheckpointCoordinator:
         """The plan of a checkpoint triggered now, or the first task that prevents one."""
         return self._tasks.plan()
 
+    @property
+    def interval(self) -> float | None:
+        """The present interval of periodic checkpoints, seconds; None or 0 for none."""
+        return self._schedule.interval
+
     def next_deadline(self) -> float | None:
         """When a Tick is due, in the unit of `now`; None if nothing is."""
         if self._shut_down:

@@ -58,7 +58,7 @@ class CheckpointSchedule:
         """When the next checkpoint is due, seconds; None if none is. A checkpoint that is already queued is not due again."""
         if self._final_wanted:
             return None if queue.has_end_of_data else self._final_at
-        return None if self._periodic_ended or queue.has_periodic or not self._interval else self._next_periodic
+        return None if self._periodic_ended or queue.has_periodic or not self.interval else self._next_periodic
 
     def _observe(self, tasks: TaskProgress, now: float) -> None:
         interval = self._config.interval
@@ -75,7 +75,7 @@ class CheckpointSchedule:
     # Periodic checkpoints
 
     @property
-    def _interval(self) -> float | None:
+    def interval(self) -> float | None:
         """The present interval, seconds; None or 0 for no periodic checkpoints."""
         longer = self._config.interval_during_backlog
         return longer if self._backlog and longer is not None else self._config.interval
@@ -83,13 +83,13 @@ class CheckpointSchedule:
     def _backlog_changed(self, backlog: bool, interval: float, now: float) -> None:
         """A due time that has been set stays; after a backlog the next checkpoint is due within one normal interval."""
         if not backlog and self._next_periodic is not None:
-            suspended = not self._interval and self._next_periodic < now
+            suspended = not self.interval and self._next_periodic < now
             self._next_periodic = now + interval if suspended else min(self._next_periodic, now + interval)
         self._backlog = backlog
 
     def _take_periodic(self, now: float) -> bool:
         """Whether a periodic checkpoint is due now; if so, the next one is due an interval later."""
-        interval = self._interval
+        interval = self.interval
         if not interval or self._next_periodic is None or now < self._next_periodic:
             return False
         missed = (now - self._next_periodic) // interval

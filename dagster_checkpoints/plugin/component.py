@@ -14,6 +14,7 @@ import dagster as dg
 from dagster.components.core.context import ComponentLoadContext
 from pydantic import BaseModel, Field
 
+from dagster_checkpoints.control import HealthThresholds
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.pipeline_defs import RowCondition, build_pipeline_defs
@@ -104,6 +105,16 @@ def _coordinator(context: dg.ResolutionContext, settings: dict[str, Any]) -> Che
     return CheckpointCoordinatorResource(**context.resolve_value(settings))
 
 
+def _health(context: dg.ResolutionContext, health: dict[str, float | None] | bool) -> HealthThresholds | bool:
+    if isinstance(health, bool):
+        return health
+    unknown = sorted(health.keys() - set(HealthThresholds.__struct_fields__))
+    if unknown:
+        known = ", ".join(HealthThresholds.__struct_fields__)
+        raise ComponentAttributeError(f"attribute 'health': expected fields of HealthThresholds ({known}), found {unknown}")
+    return HealthThresholds(**health)  # type: ignore[arg-type]
+
+
 class PipelineScaffoldParams(BaseModel):
     """What the scaffolder asks for.
 
@@ -180,6 +191,14 @@ class CheckpointedPipelineComponent(dg.Component, dg.Resolvable):
     savepoint_schedule: str | None = None
     keep_savepoints: int | None = 7
     reroot: bool = False
+    health: Annotated[
+        HealthThresholds | bool,
+        dg.Resolver(
+            _health,
+            model_field_type=dict[str, float | None] | bool,
+            description="whether there is a check of its health; or the fields of HealthThresholds that differ",
+        ),
+    ] = True
     minimum_interval_seconds: int = 30
     execution_timezone: str | None = None
     automation: bool = False

@@ -10,12 +10,15 @@ from typing import Any
 
 import dagster as dg
 
+from dagster_checkpoints.control import DEFAULT_THRESHOLDS, HealthThresholds
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.asset_decorator import pipeline_assets
+from dagster_checkpoints.plugin.health_check import health_check
 from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
 from dagster_checkpoints.plugin.savepoints import RESOURCE, savepoint_asset, savepoint_check
 from dagster_checkpoints.plugin.sensors.conditions import DrainCondition
+from dagster_checkpoints.plugin.sensors.health import build_health_sensor
 from dagster_checkpoints.plugin.sensors.recovery import build_recovery_sensor
 from dagster_checkpoints.plugin.sensors.reroot import build_reroot_sensor
 from dagster_checkpoints.plugin.sensors.run_schedule import build_burst_schedule, build_run_schedule
@@ -47,6 +50,7 @@ def build_pipeline_defs(
     savepoint_schedule: str | None = None,
     keep_savepoints: int | None = 7,
     reroot: bool = False,
+    health: HealthThresholds | bool = True,
     minimum_interval_seconds: int = 30,
     execution_timezone: str | None = None,
     automation: bool = False,
@@ -72,6 +76,7 @@ def build_pipeline_defs(
     ``<pipeline>_drain``              ends the pipeline when a condition holds                          drain_when
     ``<pipeline>_suspend``            suspends the pipeline when a condition holds                      suspend_when
     ``<pipeline>_reroot``             requests a checkpoint when stages have finished                   reroot
+    ``<pipeline>_health``             evaluates the check ``healthy`` of ``checkpoints/<pipeline>``     health
     ``<pipeline>_runs``               runs the job by cron                                              run_schedule
     ``<pipeline>_bursts``             runs the job in bursts by cron                                    burst_schedule
     ``<pipeline>_savepoints``         takes savepoints by cron                                          savepoint_schedule
@@ -96,6 +101,7 @@ def build_pipeline_defs(
         savepoint_schedule: The times of savepoints, as a cron expression.
         keep_savepoints: The number of newest savepoints of that schedule that are kept; None for any number.
         reroot: Whether there is a sensor that requests a checkpoint when stages have finished.
+        health: Whether there is a check of the pipeline's health with a sensor that evaluates it; or from when it is unhealthy.
         minimum_interval_seconds: Least seconds between two ticks of a sensor.
         execution_timezone: The time zone of the cron expressions; default: UTC.
         automation: Whether what starts runs or takes savepoints (recovery, schedules) is on without being switched on in Dagster.
@@ -153,6 +159,11 @@ def build_pipeline_defs(
         sensors.append(build_suspend_sensor(when=suspend_when, default_status=on, **asking))
     if reroot:
         sensors.append(build_reroot_sensor(assets=assets, default_status=on, **asking))
+    checks = [check]
+    if health:
+        thresholds = health if isinstance(health, HealthThresholds) else DEFAULT_THRESHOLDS
+        checks.append(health_check(pipeline=pipeline, thresholds=thresholds, resource_key=resource_key))
+        sensors.append(build_health_sensor(thresholds=thresholds, default_status=on, **asking))
     by_cron: dict[str, Any] = {
         "pipeline": pipeline,
         "execution_timezone": execution_timezone,
@@ -170,7 +181,7 @@ def build_pipeline_defs(
         )
     return dg.Definitions(
         assets=[assets, *instance_assets(assets), savepoints],
-        asset_checks=[check],
+        asset_checks=checks,
         jobs=[job],
         sensors=sensors,
         schedules=schedules,

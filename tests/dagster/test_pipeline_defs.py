@@ -25,6 +25,7 @@ from dagster_checkpoints import (
     stage,
     unbounded_source,
 )
+from dagster_checkpoints.control import InvalidThresholdError
 from dagster_checkpoints.plugin.component import ComponentAttributeError
 from dagster_checkpoints.plugin.pipeline_defs import ConflictingDefinitionsError
 from dagster_checkpoints.plugin.settings import UnknownSettingError
@@ -80,7 +81,7 @@ def test_each_part_of_the_automation_is_switchable(
 ) -> None:
     defs = build_pipeline_defs(shop(), coordinator=resource, **settings)
     dg.Definitions.validate_loadable(defs)
-    assert automation(defs) == {"shop_savepoint_check": True, **expected}
+    assert automation(defs) == {"shop_savepoint_check": True, "shop_health": True, **expected}
 
 
 def test_the_assets_are_those_of_the_single_builders(resource: CheckpointCoordinatorResource) -> None:
@@ -92,7 +93,8 @@ def test_the_assets_are_those_of_the_single_builders(resource: CheckpointCoordin
         assert graph.get(dg.AssetKey(key)).parent_keys == {dg.AssetKey(["eu", "sales"])}
     sales = graph.get(dg.AssetKey(["eu", "sales"]))
     assert (sales.group_name, sales.tags["team"]) == ("shop", "sales")
-    assert {key.to_user_string() for key in graph.asset_check_keys} == {"eu/sales:sold", "savepoints/shop:restorable"}
+    checks = {key.to_user_string() for key in graph.asset_check_keys}
+    assert checks == {"eu/sales:sold", "savepoints/shop:restorable", "checkpoints/shop:healthy"}
     assert defs.resolve_assets_def(dg.AssetKey(["eu", "sales"])).node_def.name == "shop_assets"
 
 
@@ -229,11 +231,13 @@ def test_the_attributes_of_a_component(loaded: Callable[..., dg.Definitions], mo
         translator=".pipeline.Owned",
         savepoint_schedule="0 * * * *",
         key_prefix=["eu"],
+        health={"late_rows": 100, "growing_lag": None},
     )
     resource: Any = (defs.resources or {})["checkpoint_coordinator"]
     assert (resource.storage, resource.interval) == ("/data/checkpoints", 60)
     assert automation(defs) == {
         "shop_savepoint_check": True,
+        "shop_health": True,
         "shop_recovery": False,
         "shop_drain": True,
         "shop_savepoints": False,
@@ -259,6 +263,8 @@ def test_the_attributes_of_a_component(loaded: Callable[..., dg.Definitions], mo
         ({"translator": ".pipeline.ParquetSink"}, ComponentAttributeError, "attribute 'translator'.*which is the class ParquetS"),
         ({"translator": ".pipeline.shop"}, ComponentAttributeError, "attribute 'translator'.*which is Pipeline"),
         ({"assets": ".pipeline.shop"}, ComponentAttributeError, "attribute 'assets'.*which is Pipeline"),
+        ({"health": {"late_row": 5}}, ComponentAttributeError, "attribute 'health'.*late_rows.*found .'late_row'"),
+        ({"health": {"late_rows": -5}}, InvalidThresholdError, "late_rows=-5"),
         ({"coordinator": {"intervall": 5}}, UnknownSettingError, "interval"),
     ],
 )

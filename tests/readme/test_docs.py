@@ -459,9 +459,11 @@ def test_python_in_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_python_in_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from assets.flights import flights
+
     monkeypatch.setitem(os.environ, "CHECKPOINT_STORAGE", str(tmp_path))
     with owner(tmp_path) as seen:
-        page = run_page(REPOSITORY / "docs/operations.md")
+        page = run_page(REPOSITORY / "docs/operations.md", flights=flights)
         assert capsys.readouterr().out.startswith("7 file://")
         assert page["suspend"](page["control"]) == "savepoints/savepoint-7-maintenance"
     assert [(request.kind, request.name, request.drain) for request in seen] == [
@@ -469,6 +471,8 @@ def test_python_in_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
         ("stop", "maintenance", False),
     ]
     assert page["coordinator"].savepoint_on_termination
+    check, sensor = page["red_from"]
+    assert (check.check_key.name, sensor.name) == ("healthy", "flights_health")
 
 
 def test_python_about_state() -> None:

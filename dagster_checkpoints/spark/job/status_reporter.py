@@ -177,6 +177,7 @@ def _of_job(
         roots=plan.roots_without(job.reporter.announced) if running and isinstance(plan, CheckpointPlan) else (),
         chains=tuple(chain.stages for chain in deployment.chains),
         stages=tuple(stages),
+        checkpoint_interval=coordinator.interval or None,
         stop=StopStatus(request_id=stop.request_id, drain=stop.drain, state=stop.state.name) if stop else None,
     )
 

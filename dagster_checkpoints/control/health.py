@@ -1,0 +1,288 @@
+"""Whether a pipeline is healthy, by what its run has written into storage: the run itself is not asked.
+
+A rule on values, with the time as an argument. What is only seen over time (a watermark that stands still while rows arrive, a
+state that grows and grows) needs a memory of earlier looks, which the caller keeps. Must not know Dagster, nor requests.
+
+Source: Flink's metrics of checkpoints, `currentOutputWatermark`, `numRecordsOut` and `pendingRecords`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import pairwise
+from typing import Literal
+
+import msgspec
+
+from dagster_checkpoints.control.last_sign import last_sign
+from dagster_checkpoints.control.status import PipelineStatus, StageStatus
+from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.execution.source_answers import Silence, silence_text
+from dagster_checkpoints.pipeline.number_values import is_number
+from dagster_checkpoints.storage import PipelineState, describe_end
+
+SAMPLES = 24
+"""Number of earlier looks in a memory."""
+Severity = Literal["error", "warning"]
+
+
+COUNTS = frozenset({"failed_checkpoints", "growing_lag", "growing_state", "late_rows", "restarts"})
+"""The thresholds that are whole numbers."""
+
+
+class InvalidThresholdError(DagsterCheckpointsError):
+    """A threshold of health is not a number, or below its least value."""
+
+
+class HealthThresholds(msgspec.Struct, frozen=True, kw_only=True):
+    """From when a pipeline counts as unhealthy. None switches a rule off.
+
+    Args:
+        failed_checkpoints: Number of consecutive checkpoints that have failed.
+        checkpoint_intervals: Number of intervals without a completed checkpoint.
+        slow_checkpoint: Seconds that the newest checkpoint took.
+        standing_watermark: Seconds in which a stage emits rows and its watermark stands still.
+        growing_lag: Number of looks in a row, at least a minute apart, in each of which more messages are unread than before.
+        growing_state: Number of looks in a row in each of which the newest checkpoint is larger; in all by a half at least.
+        late_rows: Number of late rows dropped between two looks.
+        silent_source: Seconds for which a source has not answered.
+        restarts: Number of restarts within the time that the memory reaches back, 24 looks.
+
+    Raises:
+        InvalidThresholdError: A threshold is not a number above 0; or a number of things (checkpoints, looks, rows) is not whole.
+    """
+
+    failed_checkpoints: int | None = 2
+    checkpoint_intervals: float | None = 5.0
+    slow_checkpoint: float | None = None
+    standing_watermark: float | None = 900.0
+    growing_lag: int | None = 10
+    growing_state: int | None = None
+    late_rows: int | None = None
+    silent_source: float | None = 300.0
+    restarts: int | None = 3
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            whole = name in COUNTS
+            if value is not None and not (is_number(value, above=0) and (not whole or value == int(value))):
+                kind = "whole number" if whole else "number"
+                raise InvalidThresholdError(f"HealthThresholds({name}={value!r}): expected a {kind} above 0, or None for no rule")
+            if value is not None and whole:
+                msgspec.structs.force_setattr(self, name, int(value))
+
+
+DEFAULT_THRESHOLDS = HealthThresholds()
+
+
+class HealthProblem(msgspec.Struct, frozen=True):
+    """One reason why a pipeline is not healthy.
+
+    Attributes:
+        name: the rule, as a name of :class:`HealthThresholds`; "failed" for a job that has failed, "silent" for a run without a
+            sign.
+        severity: "error", or "warning" for what may be as intended.
+        text: what was found, and what was expected.
+    """
+
+    name: str
+    severity: Severity
+    text: str
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a look keeps for later ones.
+
+    Args:
+        at: the time of the look, seconds since 1970.
+        attempt: the job's attempt.
+        failed: number of failed checkpoints of the run.
+        completed: number of completed ones.
+        size: bytes of the newest checkpoint.
+        rows, late, lag: by stage, its emitted, dropped and unread rows.
+        watermarks: by stage, its watermark, epoch ms.
+    """
+
+    at: float
+    attempt: int = 1
+    failed: int = 0
+    completed: int = 0
+    size: int = 0
+    rows: dict[str, int] = {}
+    late: dict[str, int] = {}
+    lag: dict[str, int] = {}
+    watermarks: dict[str, int] = {}
+
+
+class HealthMemory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The earlier looks at one run.
+
+    Args:
+        epoch: epoch of the run.
+        samples: oldest first, at least a minute apart.
+    """
+
+    epoch: int = 0
+    samples: tuple[Sample, ...] = ()
+
+
+APART_SECONDS = 60.0
+"""Least seconds between two samples of a memory."""
+
+
+def health_of(
+    state: PipelineState,
+    status: PipelineStatus | None,
+    memory: HealthMemory,
+    thresholds: HealthThresholds,
+    now: datetime,
+) -> tuple[list[HealthProblem], HealthMemory]:
+    """What is wrong with a pipeline, worst first, and the memory for the next look.
+
+    A pipeline that does not run is healthy, unless its job has failed.
+
+    Args:
+        state: content of `state.json`.
+        status: content of `status.json`; None if there is none. That of an earlier run does not count.
+        memory: of the look before; an empty one finds only what a single look can see.
+        thresholds: from when it is unhealthy.
+        now: the present time.
+    """
+    if state.lease is None:
+        failed = state.job.status == "FAILED"
+        return ([HealthProblem("failed", "error", describe_end(state))] if failed else []), HealthMemory()
+    if memory.epoch != state.epoch:
+        memory = HealthMemory(epoch=state.epoch)
+    status = status if status is not None and status.epoch == state.epoch else None
+    problems = list(_silent(state, status, now))
+    if status is not None:
+        sample = _sample(status, now)
+        problems += _found(status, memory.samples, sample, thresholds)
+        memory = _remembered(memory, sample)
+    return sorted(problems, key=lambda problem: problem.severity != "error"), memory
+
+
+def _remembered(memory: HealthMemory, sample: Sample) -> HealthMemory:
+    if memory.samples and sample.at - memory.samples[-1].at < APART_SECONDS:
+        return memory
+    return msgspec.structs.replace(memory, samples=(*memory.samples, sample)[-SAMPLES:])
+
+
+def _silent(state: PipelineState, status: PipelineStatus | None, now: datetime) -> Iterator[HealthProblem]:
+    sign = last_sign(state, status, now)
+    if sign is not None and sign.overdue:
+        lease = f"; its lease ended {sign.lease_ended:.0f} s ago" if sign.lease_ended is not None else ""
+        text = f"the run's last sign is {sign.seconds:.0f} s old{lease}: it has died, or is very busy"
+        yield HealthProblem("silent", "error", text)
+
+
+def _found(
+    status: PipelineStatus, before: tuple[Sample, ...], sample: Sample, thresholds: HealthThresholds
+) -> Iterator[HealthProblem]:
+    yield from _checkpoints(status, before, sample, thresholds)
+    for stage in status.stages:
+        if not stage.finished:
+            yield from _stage(stage, before, sample, thresholds)
+    limit = thresholds.growing_state
+    sizes = [each.size for each in (*before, sample)]
+    if limit is not None and _grows(sizes, limit) and sizes[-1] >= 1.5 * sizes[-limit - 1]:
+        first = sizes[-limit - 1]
+        text = f"the newest checkpoint has {sample.size:,} bytes, {limit} looks ago it had {first:,}, and it grew each time"
+        yield HealthProblem("growing_state", "warning", text)
+    restarts = sample.attempt - before[0].attempt if before else 0
+    if thresholds.restarts is not None and restarts >= thresholds.restarts:
+        minutes = (sample.at - before[0].at) / 60
+        yield HealthProblem("restarts", "error", f"the job was restarted {restarts} times in the last {minutes:.0f} minutes")
+
+
+def _checkpoints(
+    status: PipelineStatus, before: tuple[Sample, ...], sample: Sample, thresholds: HealthThresholds
+) -> Iterator[HealthProblem]:
+    failure, last = status.last_failure, status.last_checkpoint
+    in_a_row = _failed_in_a_row(status, before, sample)
+    if thresholds.failed_checkpoints is not None and failure is not None and in_a_row >= thresholds.failed_checkpoints:
+        text = f"the latest {in_a_row} checkpoints have failed, the last one with {failure.reason}: {failure.message}"
+        yield HealthProblem("failed_checkpoints", "error", text)
+    interval = status.checkpoint_interval
+    if thresholds.checkpoint_intervals is not None and interval and status.phase == "running":
+        since = last.completed_at if last is not None else status.started_at
+        age = (status.updated_at - since).total_seconds()
+        if age > thresholds.checkpoint_intervals * interval:
+            what = f"completed {age:.0f} s ago" if last is not None else f"is missing {age:.0f} s after the start"
+            text = f"the newest checkpoint {what}; expected one every {interval:g} s"
+            yield HealthProblem("checkpoint_intervals", "error", text)
+    if thresholds.slow_checkpoint is not None and last is not None and last.duration > thresholds.slow_checkpoint:
+        text = f"checkpoint {last.checkpoint_id} took {last.duration:.1f} s; expected at most {thresholds.slow_checkpoint:g} s"
+        yield HealthProblem("slow_checkpoint", "warning", text)
+
+
+def _failed_in_a_row(status: PipelineStatus, before: tuple[Sample, ...], sample: Sample) -> int:
+    """The number of checkpoints that have failed since one completed, as far as it is known."""
+    failure, last = status.last_failure, status.last_checkpoint
+    if failure is None or (last is not None and last.completed_at >= failure.failed_at):
+        return 0
+    if last is None:
+        return sample.failed
+    at_last = [each.failed for each in before if each.completed == sample.completed]
+    return sample.failed - at_last[0] if at_last and sample.failed > at_last[0] else 1
+
+
+def _stage(
+    stage: StageStatus, before: tuple[Sample, ...], sample: Sample, thresholds: HealthThresholds
+) -> Iterator[HealthProblem]:
+    name, limit = stage.name, thresholds.standing_watermark
+    watermark = sample.watermarks.get(name)
+    same = [each for each in before if watermark is not None and each.watermarks.get(name) == watermark]
+    if limit is not None and same and sample.at - same[0].at >= limit:
+        rows = sample.rows.get(name, 0) - same[0].rows.get(name, 0)
+        if rows > 0:
+            at = datetime.fromtimestamp((watermark or 0) / 1000).astimezone().isoformat(timespec="seconds")
+            minutes = (sample.at - same[0].at) / 60
+            text = f"{name}: the watermark stands still at {at} for {minutes:.0f} minutes, in which {rows:,} rows were emitted"
+            yield HealthProblem("standing_watermark", "error", text)
+    lags = [each.lag[name] for each in (*before, sample) if name in each.lag]
+    if thresholds.growing_lag is not None and _grows(lags, thresholds.growing_lag):
+        text = f"{name}: {lags[-1]:,} messages are unread, {thresholds.growing_lag} looks ago it were "
+        yield HealthProblem("growing_lag", "error", f"{text}{lags[-thresholds.growing_lag - 1]:,}, and it were more each time")
+    dropped = sample.late.get(name, 0) - (before[-1].late.get(name, 0) if before else 0)
+    if thresholds.late_rows is not None and before and dropped >= thresholds.late_rows:
+        yield HealthProblem("late_rows", "warning", f"{name}: {dropped:,} late rows were dropped since the last look")
+    for instance in stage.instances:
+        silence = instance.silence
+        if thresholds.silent_source is not None and silence is not None and silence.seconds >= thresholds.silent_source:
+            text = silence_text((name,), Silence(silence.seconds, silence.doing, silence.words))
+            yield HealthProblem("silent_source", "error", text)
+
+
+def _grows(values: list[int], times: int) -> bool:
+    """Whether each of the last values is larger than the one before."""
+    latest = values[-times - 1 :]
+    return len(latest) == times + 1 and all(earlier < later for earlier, later in pairwise(latest))
+
+
+def _sample(status: PipelineStatus, now: datetime) -> Sample:
+    counts, last = status.checkpoints, status.last_checkpoint
+    stages = [stage for stage in status.stages if not stage.finished]
+    watermarks = {
+        stage.name: min(known)
+        for stage in stages
+        if (known := [i.watermark_ms for i in stage.instances if i.watermark_ms is not None and not i.end_of_data])
+    }
+    lags = {
+        stage.name: sum(known)
+        for stage in stages
+        if (known := [i.rows_behind for i in stage.instances if i.rows_behind is not None])
+    }
+    return Sample(
+        at=now.timestamp(),
+        attempt=status.attempt,
+        failed=counts.failed if counts is not None else 0,
+        completed=counts.completed if counts is not None else 0,
+        size=last.total_bytes if last is not None else 0,
+        rows={stage.name: stage.rows for stage in stages if stage.rows is not None},
+        late={stage.name: stage.late_rows for stage in stages if stage.late_rows},
+        lag=lags,
+        watermarks=watermarks,
+    )

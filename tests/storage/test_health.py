@@ -1,0 +1,235 @@
+"""Health: each rule at its threshold, alone and in a row of looks, and what is no problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from dagster_checkpoints.control import (
+    CheckpointCountsStatus,
+    CompletedCheckpointStatus,
+    FailureStatus,
+    HealthMemory,
+    HealthProblem,
+    HealthThresholds,
+    InstanceStatus,
+    InvalidThresholdError,
+    PipelineStatus,
+    SilenceStatus,
+    StageStatus,
+    health_of,
+)
+from dagster_checkpoints.control.health import APART_SECONDS, SAMPLES
+from dagster_checkpoints.execution.pipeline_state import Lease
+from dagster_checkpoints.storage import Job, Owner, PipelineState
+
+NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
+
+
+def ago(seconds: float) -> datetime:
+    return NOW - timedelta(seconds=seconds)
+
+
+def state(*, running: bool = True, status: Any = "RUNNING", renewed: float = 2.0) -> PipelineState:
+    lease = Lease(owner=Owner(run_id="r", host="h", pid=1), seconds=30.0, acquired_at=ago(9000), renewed_at=ago(renewed))
+    return PipelineState(pipeline="p", epoch=4, token="t", lease=lease if running else None, job=Job(job_id=1, status=status))
+
+
+def checkpoint(completed: float = 20.0, *, size: int = 1000, duration: float = 1.0) -> CompletedCheckpointStatus:
+    return CompletedCheckpointStatus(
+        checkpoint_id=7, location="c", completed_at=ago(completed), total_bytes=size, duration=duration
+    )
+
+
+def failure(at: float) -> FailureStatus:
+    return FailureStatus(checkpoint_id=8, reason="CHECKPOINT_EXPIRED", message="not complete after 600 s", failed_at=ago(at))
+
+
+def one(name: str = "live", rows: int = 10, late: int = 0, **instance: Any) -> StageStatus:
+    return StageStatus(
+        name=name, finished=False, rows=rows, late_rows=late, instances=(InstanceStatus(name="0", state="RUNNING", **instance),)
+    )
+
+
+def status(*stages: StageStatus, **fields: Any) -> PipelineStatus:
+    given: dict[str, Any] = {
+        "last_checkpoint": checkpoint(),
+        "checkpoints": CheckpointCountsStatus(completed=5),
+        "checkpoint_interval": 60.0,
+        "updated_at": NOW,
+        "started_at": ago(9000),
+        **fields,
+    }
+    return PipelineStatus(pipeline="p", run_id="r", epoch=4, phase="running", sequence=9, stages=stages or (one(),), **given)
+
+
+ALL = HealthThresholds(slow_checkpoint=5.0, growing_state=3, late_rows=100)
+
+
+def found(*looks: PipelineStatus, thresholds: HealthThresholds = ALL, apart: float = 60.0) -> list[str]:
+    """The names of the problems at the last of several looks."""
+    memory, problems = HealthMemory(), list[HealthProblem]()
+    for number, look in enumerate(looks):
+        at = NOW + timedelta(seconds=apart * number)
+        moved = msgspec.structs.replace(look, updated_at=at)
+        if look.last_checkpoint is not None:
+            last = msgspec.structs.replace(
+                look.last_checkpoint, completed_at=look.last_checkpoint.completed_at + timedelta(seconds=apart * number)
+            )
+            moved = msgspec.structs.replace(moved, last_checkpoint=last)
+        if look.last_failure is not None:
+            late = look.last_failure.failed_at + timedelta(seconds=apart * number)
+            moved = msgspec.structs.replace(moved, last_failure=msgspec.structs.replace(look.last_failure, failed_at=late))
+        alive = state()
+        assert alive.lease is not None
+        alive = msgspec.structs.replace(alive, lease=msgspec.structs.replace(alive.lease, renewed_at=at))
+        # The memory goes through a sensor's cursor.
+        memory = msgspec.json.decode(msgspec.json.encode(memory), type=HealthMemory)
+        problems, memory = health_of(alive, moved, memory, thresholds, at)
+    return [problem.name for problem in problems]
+
+
+# A single look
+
+
+@pytest.mark.parametrize(
+    ("look", "problems"),
+    [
+        (status(), []),
+        (status(last_checkpoint=checkpoint(299)), []),
+        (status(last_checkpoint=checkpoint(301)), ["checkpoint_intervals"]),
+        (status(last_checkpoint=None, started_at=ago(299)), []),
+        (status(last_checkpoint=None, started_at=ago(301)), ["checkpoint_intervals"]),
+        (status(last_checkpoint=checkpoint(301), checkpoint_interval=None), []),  # none are taken
+        (status(last_checkpoint=checkpoint(duration=5.0)), []),
+        (status(last_checkpoint=checkpoint(duration=5.1)), ["slow_checkpoint"]),
+        (status(last_failure=failure(10)), []),  # one: it is tried again
+        (status(last_failure=failure(30)), []),  # another has completed since
+        (status(last_failure=failure(1), last_checkpoint=None, checkpoints=CheckpointCountsStatus(failed=2), started_at=NOW),
+         ["failed_checkpoints"]),
+        (status(one(silence=SilenceStatus(seconds=299, doing="asking", words="Getting offsets"))), []),
+        (status(one(silence=SilenceStatus(seconds=301, doing="asking", words="Getting offsets"))), ["silent_source"]),
+    ],
+)  # fmt: skip
+def test_what_one_look_sees(look: PipelineStatus, problems: list[str]) -> None:
+    assert found(look) == problems
+
+
+def test_a_pipeline_that_does_not_run_is_healthy_unless_it_has_failed() -> None:
+    for ended in ("FINISHED", "CANCELED", "NONE"):
+        assert health_of(state(running=False, status=ended), status(), HealthMemory(), ALL, NOW)[0] == []
+    (problem,), _ = health_of(state(running=False, status="FAILED"), None, HealthMemory(), ALL, NOW)
+    assert (problem.name, problem.severity) == ("failed", "error")
+
+
+def test_a_run_without_a_sign() -> None:
+    for renewed, names in ((29.0, []), (31.0, ["silent"])):
+        problems, _ = health_of(state(renewed=renewed), None, HealthMemory(), ALL, NOW)
+        assert [problem.name for problem in problems] == names
+    assert "its lease ended 1 s ago" in problems[0].text
+
+
+def test_the_status_of_an_earlier_run_does_not_count() -> None:
+    old = msgspec.structs.replace(status(last_checkpoint=checkpoint(9000)), epoch=3)
+    assert health_of(state(), old, HealthMemory(), ALL, NOW)[0] == []
+
+
+# Several looks
+
+
+def failing(number: int, *, completed: int = 5) -> PipelineStatus:
+    return status(last_failure=failure(5), checkpoints=CheckpointCountsStatus(completed=completed, failed=number))
+
+
+def test_checkpoints_that_fail_in_a_row() -> None:
+    assert found(failing(3), failing(4)) == []
+    assert found(status(checkpoints=CheckpointCountsStatus(completed=5, failed=3)), failing(4)) == []
+    assert found(status(checkpoints=CheckpointCountsStatus(completed=5, failed=3)), failing(5)) == ["failed_checkpoints"]
+    assert found(failing(3, completed=4), failing(5)) == [], "one has completed in between"
+
+
+def watermark(minute: int, rows: int, **fields: Any) -> PipelineStatus:
+    return status(one(rows=rows, watermark_ms=60_000 * minute, **fields))
+
+
+@pytest.mark.parametrize(
+    ("looks", "stands"),
+    [
+        (lambda n: watermark(5, 10 * n), True),
+        (lambda n: watermark(5, 10), False),  # no rows arrive
+        (lambda n: watermark(n // 10, 10 * n), False),  # it moves
+        (lambda n: status(one(rows=10 * n)), False),  # there is none
+        (lambda n: watermark(5, 10 * n, end_of_data=True), False),
+    ],
+)
+def test_a_watermark_that_stands_still_while_rows_arrive(looks: Callable[[int], PipelineStatus], stands: bool) -> None:
+    assert found(*map(looks, range(15))) == []
+    assert found(*map(looks, range(16))) == (["standing_watermark"] if stands else [])
+
+
+def test_a_lag_that_grows() -> None:
+    def looks(*behind: int) -> list[PipelineStatus]:
+        return [status(one(rows_behind=rows)) for rows in behind]
+
+    assert found(*looks(*range(100, 110))) == []
+    assert found(*looks(*range(100, 111))) == ["growing_lag"]
+    assert found(*looks(*range(100, 109), 107, 111)) == []
+
+
+def test_a_state_that_grows_by_a_half() -> None:
+    def looks(*sizes: int) -> list[PipelineStatus]:
+        return [status(last_checkpoint=checkpoint(size=size)) for size in sizes]
+
+    assert found(*looks(100, 120, 140, 150)) == ["growing_state"]
+    assert found(*looks(100, 120, 140, 149)) == []
+    assert found(*looks(100, 120, 110, 150)) == []
+
+
+def test_late_rows_and_restarts() -> None:
+    assert found(status(one(late=50)), status(one(late=149))) == []
+    assert found(status(one(late=50)), status(one(late=150))) == ["late_rows"]
+    assert found(*(status(attempt=1 + number) for number in range(3))) == []
+    assert found(*(status(attempt=1 + number) for number in range(4))) == ["restarts"]
+
+
+def test_looks_that_are_close_together_count_once_and_the_memory_is_limited() -> None:
+    assert found(*(status(one(rows_behind=rows)) for rows in range(100, 111)), apart=APART_SECONDS / 10) == []
+    memory = HealthMemory()
+    for number in range(3 * SAMPLES):
+        at = NOW + timedelta(minutes=number)
+        _, memory = health_of(state(), status(), memory, ALL, at)
+    assert len(memory.samples) == SAMPLES
+    _, memory = health_of(msgspec.structs.replace(state(), epoch=5), None, memory, ALL, at)
+    assert memory == HealthMemory(epoch=5), "of another run"
+
+
+def test_errors_come_before_warnings() -> None:
+    assert found(status(last_checkpoint=checkpoint(400, duration=9.0))) == ["checkpoint_intervals", "slow_checkpoint"]
+
+
+@pytest.mark.parametrize("name", HealthThresholds.__struct_fields__)
+def test_each_rule_can_be_switched_off(name: str) -> None:
+    off = msgspec.structs.replace(ALL, **{name: None})
+    silent = SilenceStatus(seconds=900, doing="asking", words="Getting offsets")
+    worst = [
+        status(
+            one(rows=10 * n, late=200 * n, watermark_ms=5, rows_behind=n, silence=silent),
+            attempt=1 + n,
+            last_checkpoint=checkpoint(900, size=100 * 2**n, duration=9.0),
+            last_failure=failure(1),
+            checkpoints=CheckpointCountsStatus(completed=5, failed=n),
+        )
+        for n in range(17)
+    ]
+    assert set(found(*worst)) == set(HealthThresholds.__struct_fields__)
+    assert set(found(*worst, thresholds=off)) == set(HealthThresholds.__struct_fields__) - {name}
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "5", float("nan"), float("inf"), 2.5])
+def test_a_threshold_is_a_number_above_0(value: Any) -> None:
+    with pytest.raises(InvalidThresholdError, match="late_rows"):
+        HealthThresholds(late_rows=value)
