@@ -1,7 +1,7 @@
 """Plain PySpark beside a start of this project: `python -m bench.plain_query FOLDER SETTINGS [available]`.
 
-It starts or restarts the hand-written query in a new driver, and runs until its standard input ends; with `available`, until it has
-read what is there. It imports nothing of this project.
+It starts or restarts the hand-written query in a new driver, and runs until its standard input ends; with `available`, until it
+has read what is there. It imports nothing of this project.
 """
 
 from __future__ import annotations
