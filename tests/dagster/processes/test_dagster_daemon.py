@@ -32,9 +32,15 @@ SAVEPOINTS = dg.AssetKey(["savepoints", "daemon_numbers"])
 
 
 class Dagster:
-    """Webserver, daemon and code server below one directory."""
+    """Webserver, daemon and code server below one directory.
 
-    def __init__(self, home: Path) -> None:
+    Args:
+        home: The directory.
+        location: The file with the code location.
+        pipeline: The name of its pipeline.
+    """
+
+    def __init__(self, home: Path, location: Path = LOCATION, pipeline: str = "daemon_numbers") -> None:
         self.home = home
         self.root = home / "data"
         (self.root / "input").mkdir(parents=True)
@@ -49,14 +55,14 @@ class Dagster:
         self.log = home / "dagster.log"
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "dagster", "dev", "-f", str(LOCATION), "-h", "127.0.0.1", "-p", str(self.port)],
+                [sys.executable, "-m", "dagster", "dev", "-f", str(location), "-h", "127.0.0.1", "-p", str(self.port)],
                 cwd=REPOSITORY,
                 env=environment,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        self.storage = CheckpointStorage(open_store(str(home / "checkpoints")), "daemon_numbers")
+        self.storage = CheckpointStorage(open_store(str(home / "checkpoints")), pipeline)
         self.client = DagsterGraphQLClient("127.0.0.1", port_number=self.port)
 
     def answers(self) -> bool:
@@ -125,6 +131,40 @@ class Dagster:
             os.killpg(self._process.pid, signal.SIGKILL)
         self.storage.close()
         self.instance.dispose()
+
+
+@pytest.fixture
+def bursts(tmp_path: Path) -> Iterator[Dagster]:
+    started = Dagster(tmp_path, LOCATION.with_name("burst_location.py"), "daemon_bursts")
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+def test_the_daemon_reads_a_feed_in_bursts_and_evaluates_its_health(bursts: Dagster) -> None:
+    """Two runs of the schedule, one behind the other: the second continues from the first."""
+
+    def finished() -> list[dg.DagsterRun]:
+        return [run for run in bursts.instance.get_runs() if run.is_finished]
+
+    for burst in range(2):
+        bursts.drop(str(burst), range(5 * burst, 5 * burst + 5))
+        squares = [number * number for number in range(5 * burst + 5)]
+        bursts.until(lambda wanted=squares: bursts.committed("squares") == wanted, f"burst {burst} has committed its rows")
+        bursts.until(lambda least=burst: len(finished()) > least, f"burst {burst} has ended")
+    runs = finished()
+    assert {(run.status, run.job_name) for run in runs} == {(dg.DagsterRunStatus.SUCCESS, "daemon_bursts_job")}
+    assert {run.tags["dagster/schedule_name"] for run in runs} == {"daemon_bursts_bursts"}
+    job = bursts.state().job
+    assert (job.job_id, job.ended_by, job.stop_asked_by) in {(1, "suspend", "caught_up"), (1, "", "")}, "one job, perhaps running"
+    healthy = dg.AssetCheckKey(dg.AssetKey(["checkpoints", "daemon_bursts"]), "healthy")
+
+    def evaluated() -> bool:
+        history = bursts.instance.event_log_storage.get_asset_check_execution_history(healthy, limit=5)
+        return bool(history) and all(record.status.value == "SUCCEEDED" for record in history)
+
+    bursts.until(evaluated, "the health sensor has evaluated the check")
 
 
 @pytest.fixture
