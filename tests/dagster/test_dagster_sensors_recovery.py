@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
 import pytest
 
 from dagster_checkpoints import Pipeline
+from dagster_checkpoints.plugin.sensors import pipeline_sensor
 from dagster_checkpoints.plugin.sensors.recovery import ATTEMPT, RECOVERS
 from dagster_checkpoints.plugin.stage_assets import PIPELINE, REFUSED, NotAPipelineAssetError
 from dagster_checkpoints.sensors import Backoff, build_recovery_sensor
@@ -270,46 +273,57 @@ def test_a_run_that_failed_while_the_owner_continued_is_not_restarted(
     assert result.run_requests[0].run_key == again and result.run_requests[0].tags[ATTEMPT] == "2"
 
 
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Puts the clock of sensors forward: a lease ends without a wait, however long a tick takes."""
+
+    def forward(seconds: float) -> None:
+        ahead = timedelta(seconds=seconds)
+        monkeypatch.setattr(pipeline_sensor, "datetime", SimpleNamespace(now=lambda zone: datetime.now(zone) + ahead))
+
+    return forward
+
+
 def test_a_run_that_is_still_alive_is_not_restarted(
-    make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
+    make: Make,
+    tick: Tick,
+    instance: dg.DagsterInstance,
+    owner: Owner,
+    meeting_pipeline: Pipeline,
+    later: Callable[[float], None],
 ) -> None:
     failed = new_run(instance)
-    running = owner(meeting_pipeline, failed, lease_seconds=2.0)
+    running = owner(meeting_pipeline, failed, lease_seconds=60.0)
     sensor = make()
     cursor = None
-    deadline = time.monotonic() + 30.0
     for _ in range(3):  # it renews its lease, so it is alive
         running.ownership.renew()
         result = tick(sensor, instance, cursor)
         assert not result.run_requests and "lease" in result.skip_message
         cursor = result.cursor
-    while not result.run_requests:  # now it does not renew the lease
-        assert time.monotonic() < deadline
-        result = tick(sensor, instance, cursor)
-        cursor = result.cursor
-        time.sleep(0.05)
-    assert result.run_requests[0].run_key == failed
+    later(61.0)  # and it has not renewed the lease since
+    assert tick(sensor, instance, cursor).run_requests[0].run_key == failed
 
 
 def test_a_pipeline_that_another_run_owns_is_not_restarted(
-    make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
+    make: Make,
+    tick: Tick,
+    instance: dg.DagsterInstance,
+    owner: Owner,
+    meeting_pipeline: Pipeline,
+    later: Callable[[float], None],
 ) -> None:
     failed = new_run(instance)
-    other = owner(meeting_pipeline, "another-run", lease_seconds=2.0)  # of another Dagster instance
+    other = owner(meeting_pipeline, "another-run", lease_seconds=60.0)  # of another Dagster instance
     sensor, cursor = make(), None
-    deadline = time.monotonic() + 30.0
     for _ in range(3):
         other.ownership.renew()
         result = tick(sensor, instance, cursor)
         assert not result.run_requests
         assert failed in result.skip_message and "another-run owns the pipeline" in result.skip_message
         cursor = result.cursor
-    while not result.run_requests:  # it has died, and this Dagster instance cannot detect that
-        assert time.monotonic() < deadline
-        result = tick(sensor, instance, cursor)
-        cursor = result.cursor
-        time.sleep(0.05)
-    assert result.run_requests[0].run_key == failed
+    later(61.0)  # it has died, and this Dagster instance cannot detect that
+    assert tick(sensor, instance, cursor).run_requests[0].run_key == failed
 
 
 def test_the_recovery_sensor_is_part_of_valid_definitions(make: Make, assets: dg.AssetsDefinition, job: Any) -> None:

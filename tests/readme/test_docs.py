@@ -31,6 +31,7 @@ from dagster_checkpoints import (
     TwoPhaseCommitSink,
     savepoint_asset,
     sensors,
+    testing,
 )
 from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.control import Answer, ControlRequest, PipelineControl, RequestBox
@@ -57,7 +58,7 @@ RUNS_THESE = [
     README,
     *SINKS,
     *SOURCES,
-    *(REPOSITORY / "docs" / name for name in ("cluster.md", "operations.md", "sensors.md", "state.md")),
+    *(REPOSITORY / "docs" / name for name in ("cluster.md", "operations.md", "sensors.md", "state.md", "testing.md")),
 ]
 
 
@@ -259,7 +260,7 @@ def known_names() -> set[str]:
 
     configs = (CheckpointCoordinatorResource, PipelineRunConfig, SavepointConfig, SavepointCheckConfig, CheckpointConfig, Job)
     names = {field for config in configs for field in inspect.signature(config).parameters}
-    exported = [getattr(module, each) for module in (dagster_checkpoints, sensors) for each in module.__all__]
+    exported = [getattr(module, each) for module in (dagster_checkpoints, sensors, testing) for each in module.__all__]
     for each in [*exported, CheckpointCoordinatorResource.run, PipelineControl.savepoint]:
         if not (inspect.isclass(each) and issubclass(each, Exception)):
             names |= {getattr(each, "__name__", ""), *inspect.signature(each).parameters}

@@ -1,0 +1,130 @@
+"""`run_pipeline`: what a user sees of his stages in a test, step by step, and what it refuses."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from dagster_checkpoints import ParquetSink, Pipeline, StageInput, bounded_source, stage, unbounded_source
+from dagster_checkpoints.testing import InvalidTestRowsError, SourceRows, run_pipeline
+
+PAGE = Path(__file__).parents[2] / "docs/testing.md"
+ORDERS = "shop string, at timestamp, price long"
+
+
+def at(minute: int) -> dt.datetime:
+    return dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(minutes=minute)
+
+
+def unreachable(context: Any) -> Any:
+    raise AssertionError("the source of production is not called")
+
+
+def shop() -> Pipeline:
+    history = bounded_source(name="history", watermark=("at", "5 minutes"))(unreachable)
+    live = unbounded_source(name="live", watermark=("at", "5 minutes"), instances=["a", "b"])(unreachable)
+
+    @stage(inputs={"live": StageInput(edge="all_to_all")})
+    def orders(history: Any, live: Any) -> Any:
+        return history.unionByName(live)
+
+    @stage(sink=ParquetSink("/nowhere/that/exists"))
+    def sales(orders: Any) -> Any:
+        found = orders.groupBy(F.window("at", "10 minutes"), "shop").agg(F.sum("price").alias("sum"))
+        return found.select(F.col("window.start").alias("start"), "shop", "sum")
+
+    return Pipeline("shop", [history, live, orders, sales])
+
+
+def rows(output: Any, name: str, step: int | None = None) -> list[tuple[Any, ...]]:
+    return [
+        tuple(value.timestamp() if isinstance(value, dt.datetime) else value for value in row) for row in output.rows(name, step)
+    ]
+
+
+def start(minute: int) -> float:
+    return at(minute).timestamp()
+
+
+def test_steps_of_event_time_late_rows_and_the_drain(spark: SparkSession) -> None:
+    output = run_pipeline(
+        shop(),
+        {
+            "history": SourceRows(ORDERS, [("x", at(1), 10), ("y", at(2), 20)]),
+            "live": SourceRows(
+                ORDERS,
+                [("x", at(3), 1), ("x", at(18), 2)],  # one for each instance
+                [{"shop": "x", "at": at(31), "price": 4}, {"shop": "x", "at": at(32), "price": 8}],
+                [("x", at(1), 1000), ("x", at(33), 16)],  # the first row is late
+            ),
+        },
+        spark=spark,
+    )
+    assert rows(output, "sales", 0) == []  # the instance with the row of minute 3 holds event time back
+    assert rows(output, "sales", 1) == [(start(0), "x", 11), (start(0), "y", 20), (start(10), "x", 2)]
+    assert rows(output, "sales", 2) == []
+    assert rows(output, "sales", -1) == [(start(30), "x", 28)]
+    assert len(output.rows("sales")) == 4
+
+
+def test_the_test_on_its_page(spark: SparkSession) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    page: dict[str, Any] = {}
+    exec(compile(block, "docs/testing.md", "exec"), page)
+    page["test_sums_by_hour"]()
+
+
+def test_a_bounded_pipeline_has_one_step_and_other_stages_can_be_looked_at(spark: SparkSession) -> None:
+    history = bounded_source(name="history")(unreachable)
+
+    @stage
+    def doubled(history: Any) -> Any:
+        return history.selectExpr("id * 2 AS id")
+
+    @stage(sink=ParquetSink("/nowhere"))
+    def odd(doubled: Any) -> Any:
+        return doubled.selectExpr("id + 1 AS id")
+
+    pipeline = Pipeline("numbers", [history, doubled, odd])
+    given = {"history": SourceRows("id long", spark.range(3))}
+    output = run_pipeline(pipeline, given, spark=spark, stages=["doubled", "odd"])
+    assert [row.id for row in output.rows("doubled")] == [0, 2, 4] and [row.id for row in output.rows("odd")] == [1, 3, 5]
+    with pytest.raises(InvalidTestRowsError, match=r"a stage whose rows are kept, found 'doubled'.*odd"):
+        run_pipeline(pipeline, given, spark=spark).rows("doubled")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        ({"history": SourceRows(ORDERS, [])}, r"found none of live\[a\], live\[b\].*SourceRows"),
+        ({"histori": SourceRows(ORDERS, [])}, "found 'histori'.*history"),
+        ({"sales": SourceRows(ORDERS, [])}, "expected rows of sources of pipeline 'shop', found 'sales'"),
+        ({"history": SourceRows(ORDERS, [], [])}, "one step for the bounded source 'history'.*found 2 steps"),
+    ],
+)
+def test_rows_that_do_not_fit_the_pipeline_are_refused_before_spark_runs(inputs: dict[str, SourceRows], text: str) -> None:
+    with pytest.raises(InvalidTestRowsError, match=text):
+        run_pipeline(shop(), inputs)
+
+
+def test_rows_that_do_not_fit_their_columns(spark: SparkSession) -> None:
+    given = {"history": SourceRows(ORDERS, [("x", "noon", 1)]), "live": SourceRows(ORDERS, [])}
+    with pytest.raises(InvalidTestRowsError, match=r"the rows of history\[0\], step 0, do not fit 'shop string"):
+        run_pipeline(shop(), given, spark=spark)
+
+
+def test_a_stage_that_raises_is_reported_as_in_production(spark: SparkSession) -> None:
+    source = unbounded_source(name="source")(unreachable)
+
+    @stage(sink=ParquetSink("/nowhere"))
+    def broken(source: Any) -> Any:
+        raise ValueError("not today")
+
+    with pytest.raises(Exception, match="not today"):
+        run_pipeline(Pipeline("p", [source, broken]), {"source": SourceRows("id long", [(1,)])}, spark=spark)
