@@ -22,7 +22,7 @@ from dagster_checkpoints.execution.checkpoint_deletion import discard_states, sw
 from dagster_checkpoints.execution.job_events import Failure, JobMachineEvent
 from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.job_phases import JobPhase
-from dagster_checkpoints.execution.job_requests import AnswerRequest, Request, RequestReceived, SourceInstance
+from dagster_checkpoints.execution.job_requests import AnswerRequest, BoundedSources, Request, RequestReceived, SourceInstance
 from dagster_checkpoints.execution.job_storage import beginning_chosen, ownership_answer, restore_point
 from dagster_checkpoints.execution.split_enumerators import enumerator_starts
 from dagster_checkpoints.execution.split_events import SplitsDiscovered
@@ -244,7 +244,11 @@ class Process(Writer):
             self.known(restored)
         heads = [(n, task.id) for task in self.shape.tasks for n in task.stages]
         stages = self.shape.stages
-        sources = [SourceInstance(name_of(n), stages[n].names[id.index], id) for n, id in heads if stages[n].is_source]
+        sources = [
+            SourceInstance(name_of(n), stages[n].names[id.index], id, stages[n].kind == "bounded")
+            for n, id in heads
+            if stages[n].is_source
+        ]
         known = restored.plan.enumerators if restored is not None else {}
         held = {task.id: task.machine.splits.held for task in self.tasks.values() if task.machine.splits is not None}
         enumerators = enumerator_starts(self.shape.pipeline, finished, known, held)
@@ -317,14 +321,16 @@ class Process(Writer):
         world = self.world
         if not world.calm and not world.spend(kind):
             return False
+        bounded: BoundedSources = "finish" if kind == "drain" and stage % 2 else "cut"
         world.ended_early = world.ended_early or kind in ("end_all", "end_source", "drain")
+        world.cut = world.cut or (world.ended_early and bounded == "cut" and kind in ("end_all", "end_source", "drain"))
         if kind == "end_all":
             self.end_requested = True
             self.queue.append(on.DrainRequested())
             return True
         number = world.requests_sent
         world.requests_sent += 1
-        request = Request(f"r{number}", _REQUESTS.get(kind, kind), seconds, kind == "drain", name_of(stage))
+        request = Request(f"r{number}", _REQUESTS.get(kind, kind), seconds, kind == "drain", bounded, name_of(stage))
         for requester in (2 * number, 2 * number + 1) if number % 3 == 0 else (2 * number,):
             self.queue.append(RequestReceived(request, requester, world.now))
             self.unanswered[requester] = request
@@ -404,6 +410,7 @@ _PERFORM: dict[type[object], Callable[[Process, Any], Steps[Any] | None]] = {
     do.AttemptBegan: lambda process, action: process.count("attempts"),
     do.AttemptRestarting: lambda process, action: process.count("restarts"),
     do.TaskHasFinished: lambda process, action: process.count("finished tasks"),
+    do.SourcesCut: lambda process, action: process.count("cut sources"),
     AnswerRequest: Process._answer,
     coordination.WriteMetadata: Process._write_metadata,
     DiscardStates: lambda process, action: process.io.append(process.run(discard_states(action.checkpoint_id))),

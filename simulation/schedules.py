@@ -295,7 +295,7 @@ class RandomSchedule:
             kind = "end_all"
         elif kind == "suspend" and self._chance() < 0.5:
             kind = "drain"
-        return ("ask", process.number, kind, 0, DEADLINE)
+        return ("ask", process.number, kind, self._random.randrange(2), DEADLINE)
 
 
 def _holds_ended_instances(world: World) -> bool:

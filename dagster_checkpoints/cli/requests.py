@@ -26,6 +26,7 @@ from dagster_checkpoints.cli.output import (
 from dagster_checkpoints.cli.seconds import Seconds
 from dagster_checkpoints.cli.storage_options import StorageOptions, asked_by, storage_options
 from dagster_checkpoints.control import NO_RUNNING_PIPELINE, Answer, ControlRequest, PipelineControl, RequestHandle
+from dagster_checkpoints.execution.job_requests import BoundedSources
 from dagster_checkpoints.storage import CheckpointStorage, StorageError
 
 _GRACE_SECONDS = 15.0  # the owner counts its deadline from when it sees the request
@@ -116,11 +117,20 @@ def savepoint(options: StorageOptions, sending: RequestOptions, target: str | No
 @click.option(
     "--drain", is_flag=True, help="End all sources first, so that every window is emitted. A drained pipeline is not resumed."
 )
+@click.option(
+    "--bounded",
+    type=click.Choice(["cut", "finish"]),
+    default="cut",
+    show_default=True,
+    help="Of a drain: end bounded sources where they are, or read them to their end first, while unbounded sources go on.",
+)
 @_target
 @_name
 @request_options
 @storage_options
-def stop(options: StorageOptions, sending: RequestOptions, drain: bool, target: str | None, name: str | None) -> None:
+def stop(
+    options: StorageOptions, sending: RequestOptions, drain: bool, bounded: BoundedSources, target: str | None, name: str | None
+) -> None:
     """Stop the running pipeline with a savepoint: rows before it are committed, rows after it are not processed.
 
     By default the pipeline is suspended, and its next run resumes from that savepoint. If the savepoint fails, a suspended
@@ -129,6 +139,7 @@ def stop(options: StorageOptions, sending: RequestOptions, drain: bool, target: 
     with _control(options) as control:
         handle = control.stop(
             drain=drain,
+            bounded=bounded,
             target=_absolute(target),
             name=name or "",
             request_id=sending.request_id,
@@ -249,6 +260,8 @@ def _progress(control: PipelineControl) -> str:
     if status is None:
         return ""
     activities = [f"{p.kind} {p.checkpoint_id}: {p.acknowledged} of {p.expected} tasks" for p in status.pending]
+    if status.stop is not None and status.stop.waits_for:
+        activities.insert(0, status.stop.text)
     if status.phase != "running":
         activities.insert(0, status.phase)
     return f" ({'; '.join(activities)})" if activities else ""
@@ -312,11 +325,17 @@ def _outcome(request: ControlRequest, answer: Answer) -> str:
         case "savepoint":
             return f"Savepoint{number} is complete; the pipeline runs on"
         case "stop" if request.drain:
-            return f"Drained with savepoint{number}; the next run is a new start"
+            return f"Drained with savepoint{number}; the next run is a new start{_cut(answer)}"
         case "stop":
             return f"Suspended with savepoint{number}; the next run resumes from it"
         case _:
             return f"Source {_source(request)} has received the request to end"
+
+
+def _cut(answer: Answer) -> str:
+    """Which bounded sources the drain has cut."""
+    cut = answer.details.get("cut", ())
+    return f". Not read to their end: {', '.join(map(str, cut))} (--bounded finish reads bounded sources first)" if cut else ""
 
 
 def _list(options: StorageOptions, storage: CheckpointStorage, control: PipelineControl) -> None:

@@ -178,8 +178,7 @@ def _under_way(status: PipelineStatus) -> list[RenderableType]:
     lines: list[RenderableType] = []
     if status.stop is not None:
         kind = "drain" if status.stop.drain else "suspend"
-        state = status.stop.state.lower().replace("_", " ")
-        lines.append(Text(f"Stopping ({kind}): {state}; request {status.stop.request_id}", style="yellow"))
+        lines.append(Text(f"Stopping ({kind}): {status.stop.text}; request {status.stop.request_id}", style="yellow"))
     if status.pending:
         grid = Table.grid(padding=(0, 2))
         for pending in status.pending:

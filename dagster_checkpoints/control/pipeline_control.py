@@ -24,6 +24,7 @@ from dagster_checkpoints.control.requests import (
 )
 from dagster_checkpoints.control.status import PipelineStatus, read_status
 from dagster_checkpoints.errors import DagsterCheckpointsError, StorageUnavailable, UnknownRequest
+from dagster_checkpoints.execution.job_requests import BoundedSources
 from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end, describe_owner
 from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
@@ -191,6 +192,7 @@ class PipelineControl:
         self,
         *,
         drain: bool,
+        bounded: BoundedSources = "cut",
         target: str = "",
         name: str = "",
         request_id: str | None = None,
@@ -201,10 +203,19 @@ class PipelineControl:
 
         Args:
             drain: True ends all sources first, so that every window is emitted; False suspends the pipeline for a later resume.
+            bounded: of a drain: "cut" ends bounded sources where they are, and the answer's details name them under "cut";
+                "finish" waits until they have been read to their end, while unbounded sources go on, and drains then.
             target, name, request_id, deadline, recorded_by_asker: see :meth:`savepoint`.
         """
         return self._send(
-            "stop", request_id, deadline, drain=drain, target=target, name=name, recorded_by_asker=recorded_by_asker
+            "stop",
+            request_id,
+            deadline,
+            drain=drain,
+            bounded=bounded,
+            target=target,
+            name=name,
+            recorded_by_asker=recorded_by_asker,
         )
 
     def end_source(

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from dagster_checkpoints.errors import CorruptAnswer, CorruptRequest, InvalidRequest, InvalidStorageUrl
+from dagster_checkpoints.execution.job_requests import BoundedSources
 from dagster_checkpoints.files.urls import validate_directory
 from dagster_checkpoints.storage.layout import validate_request_id, validate_savepoint_name
 
@@ -38,6 +39,7 @@ class ControlRequest(msgspec.Struct, frozen=True, kw_only=True):
         asked_by: the requester, as people read it: a run, a sensor, a user and host.
         asked_at: wall clock of the requester when it sent the request; for display and order.
         drain: of a stop: True sends MAX_WATERMARK and end of data first; False suspends.
+        bounded: of a drain: "cut" ends bounded sources where they are, "finish" waits until they have been read to their end.
         target: of a savepoint or stop: directory (URL or absolute path) in which the savepoint is made; "" for the directory
             of the pipeline's savepoints.
         name: of a savepoint or stop: part of the savepoint's directory's name; "" lets the owner choose one.
@@ -54,6 +56,7 @@ class ControlRequest(msgspec.Struct, frozen=True, kw_only=True):
     asked_by: str
     asked_at: Moment
     drain: bool = False
+    bounded: BoundedSources = "cut"
     target: str = ""
     name: str = ""
     stage: str = ""
@@ -64,7 +67,7 @@ class ControlRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def asks_for(self) -> dict[str, Any]:
         """The fields in which two requests of one id must agree."""
-        names = ("kind", "drain", "target", "name", "stage", "instance")
+        names = ("kind", "drain", "bounded", "target", "name", "stage", "instance")
         return {name: getattr(self, name) for name in names}
 
 
@@ -124,6 +127,10 @@ def validate_request(request: ControlRequest) -> ControlRequest:
         raise InvalidRequest(f"expected a target and a name only with a savepoint or a stop, found them with {request.kind!r}")
     if request.drain and request.kind != "stop":
         raise InvalidRequest(f"expected drain only with a stop, found it with {request.kind!r}")
+    if request.bounded == "finish" and not request.drain:
+        raise InvalidRequest(
+            "expected bounded='finish' only with a drain, found it with another request: only a drain ends sources"
+        )
     if request.kind == "end_source" and not request.stage:
         raise InvalidRequest("expected the name of the source that is to end, found none")
     if request.kind != "end_source" and (request.stage or request.instance is not None):

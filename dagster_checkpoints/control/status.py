@@ -15,6 +15,8 @@ from dagster_checkpoints.errors import CorruptStatus, NotFound
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 
 VERSION = 1
+_NAMED = 5
+"""Number of instances that a text names."""
 
 Phase = Literal["starting", "running", "restarting", "stopping", "ended"]
 
@@ -198,11 +200,30 @@ class CheckpointCountsStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A stop under way: the id of its request, whether it drains, and the state of its state machine."""
+    """A stop under way.
+
+    Args:
+        request_id: id of its request.
+        drain: whether it drains.
+        state: the state of its state machine; "WAITING_FOR_BOUNDED_SOURCES" of a drain that was not begun yet.
+        waits_for: of a drain, the instances of stages that it waits for: of bounded sources that are still read, then of all
+            stages whose data has not ended.
+    """
 
     request_id: str
     drain: bool
     state: str
+    waits_for: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """How far it is, and what it waits for, for people."""
+        state = self.state.lower().replace("_", " ")
+        if not self.waits_for:
+            return state
+        more = len(self.waits_for) - _NAMED
+        named = ", ".join(self.waits_for[:_NAMED])
+        return f"{state}: {named} and {more} more" if more > 0 else f"{state}: {named}"
 
 
 class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):

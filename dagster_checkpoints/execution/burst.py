@@ -33,8 +33,8 @@ class Burst:
     def __init__(self, config: CheckpointConfig, epoch: int) -> None:
         self._config = config
         self._epoch = epoch
-        self._more: dict[TaskId, bool] = {}
-        """By task whose sources have read what was there, whether more may come."""
+        self._read: frozenset[TaskId] = frozenset()
+        """The tasks whose sources have read what was there."""
         self._asked = 0
         self._failed = 0
         self._again_at = float("-inf")
@@ -47,26 +47,30 @@ class Burst:
 
     def read(self, report: SourcesRead) -> None:
         """A task has reported that its sources have read what was there."""
-        self._more[report.task] = report.more
+        self._read |= {report.task}
 
     def stopped(self, vertices: Set[str] | None) -> None:
         """The tasks of these vertices are stopped, None for all: those that start in their place read again."""
-        self._more = {} if vertices is None else {t: more for t, more in self._more.items() if t.vertex not in vertices}
+        self._read = frozenset() if vertices is None else frozenset(t for t in self._read if t.vertex not in vertices)
         self._failed = 0
+        self._again_at = float("-inf")
 
-    def request(self, tasks: Collection[TaskId], split_sources: Collection[str], now: float) -> Request | None:
+    def request(
+        self, tasks: Collection[TaskId], ended: Collection[TaskId], split_sources: Collection[str], now: float
+    ) -> Request | None:
         """The suspend to ask for now; None if a source is still to be read, or none can have more rows.
 
         Args:
             tasks: the tasks with sources that have not finished.
+            ended: those of them all of whose sources have ended.
             split_sources: the unbounded split sources all of whose splits have been read.
             now: seconds.
         """
         if self._open is not None or now < self._again_at:
             return None
-        if not all(task in self._more or task.vertex in split_sources for task in tasks):
+        if not all(task in ended or task in self._read or task.vertex in split_sources for task in tasks):
             return None
-        if not any(self._more.get(task, True) for task in tasks):
+        if len(ended) == len(tasks):
             return None
         self._asked += 1
         self._open = f"caught-up-e{self._epoch}-{self._asked}"

@@ -185,6 +185,12 @@ class AttemptRestarting(msgspec.Struct, frozen=True):
     vertices: Set[str] | None = None
 
 
+class SourcesCut(msgspec.Struct, frozen=True):
+    """Say that a drain ends these instances of bounded sources before they have been read to their end."""
+
+    sources: tuple[str, ...]
+
+
 class TaskHasFinished(msgspec.Struct, frozen=True):
     """A task of the attempt is FINISHED."""
 
@@ -210,6 +216,7 @@ JobAction = (
     | AnswerRequest
     | AttemptBegan
     | AttemptRestarting
+    | SourcesCut
     | TaskHasFinished
     | WriteMetadata
     | DiscardStates

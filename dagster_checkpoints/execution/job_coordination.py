@@ -44,7 +44,14 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution.burst import Burst
-from dagster_checkpoints.execution.job_actions import DiscoverSplits, ForgetSavepoints, JobAction, SendToTasks, TaskHasFinished
+from dagster_checkpoints.execution.job_actions import (
+    DiscoverSplits,
+    ForgetSavepoints,
+    JobAction,
+    SendToTasks,
+    SourcesCut,
+    TaskHasFinished,
+)
 from dagster_checkpoints.execution.job_events import Failure, TaskFailure
 from dagster_checkpoints.execution.job_requests import (
     AnswerRequest,
@@ -56,9 +63,10 @@ from dagster_checkpoints.execution.job_requests import (
 )
 from dagster_checkpoints.execution.messages import EndInput, TaskMessage
 from dagster_checkpoints.execution.pipeline_state import EndedBy, StopAskedBy
+from dagster_checkpoints.execution.source_ends import SourceEnds
 from dagster_checkpoints.execution.split_enumerators import SplitEnumerators
 from dagster_checkpoints.execution.split_events import EnumeratorStart, SplitRequest, SplitsDiscovered
-from dagster_checkpoints.execution.task_events import SourcesRead
+from dagster_checkpoints.execution.task_events import SourceEnded, SourcesRead
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId, connected_regions
 
 _FINISHED = TaskState.FINISHED  # read at every event, and a look-up in an enumeration is slow
@@ -114,6 +122,7 @@ class JobCoordination:
         self.end: AttemptEnd | None = None
         self.fatal: Failure | None = None
         self._burst = burst
+        self._ends = SourceEnds()
         self._pipeline = pipeline
         self._failover = failover
         self._regions: dict[str, frozenset[str]] = {}
@@ -202,7 +211,7 @@ class JobCoordination:
     # Tasks
 
     def take_report(
-        self, attempt: int, report: EventOfTask | TaskFailure | SplitRequest | SplitsDiscovered | SourcesRead
+        self, attempt: int, report: EventOfTask | TaskFailure | SplitRequest | SplitsDiscovered | SourcesRead | SourceEnded
     ) -> None:
         """A task reports something: nothing follows if the task was stopped, and its attempt is not the present one."""
         if self.attempts.get(report.task.vertex) != attempt:
@@ -219,6 +228,8 @@ class JobCoordination:
             if self._burst is not None:
                 self._burst.read(report)
             return
+        if isinstance(report, SourceEnded):
+            return self._ends.take(report)
         self.to_coordinator(report)
         if type(report) is TaskStateChanged and report.state is _FINISHED:
             self.finished.add(report.task)
@@ -253,6 +264,7 @@ class JobCoordination:
     def stop(self, vertices: Set[str] | None) -> None:
         """The tasks of these vertices are being stopped, None for all: nothing is sent to them, and they report no more."""
         self.attempts = {} if vertices is None else {v: at for v, at in self.attempts.items() if v not in vertices}
+        self._ends.stopped(vertices)
         if self._burst is not None:
             self._burst.stopped(vertices)
 
@@ -295,12 +307,19 @@ class JobCoordination:
         if action.stops_job:
             self._send(self._unfinished(self._tasks), life.DrainAnnounced())
         chosen = [s for s in self._sources if action.stage in (None, s.stage) and action.instance in (None, s.instance)]
+        if action.stage is None and (cut := self._unread()):
+            self.actions.append(SourcesCut(tuple(map(str, cut))))
         if not action.stops_job:
             self.ended_sources.update((source.stage, source.instance) for source in chosen)
         self.splits.end(source.task for source in chosen)
         if action.stage is None:
             return self._send(self._unfinished(source.task for source in chosen), EndInput())
         self._send(self._unfinished(source.task for source in chosen), EndInput(action.stage))
+
+    def _unread(self) -> tuple[SourceInstance, ...]:
+        """The instances of bounded sources that have not been read to their end, and were not asked to end."""
+        bounded = (s for s in self._sources if s.bounded and (s.stage, s.instance) not in self.ended_sources)
+        return self._ends.unread(bounded, self.finished)
 
     def _unfinished(self, tasks: Iterable[TaskId]) -> tuple[TaskId, ...]:
         return tuple(task for task in tasks if task not in self.finished)
@@ -367,7 +386,8 @@ class JobCoordination:
         if self._burst is None or self.requests.stop is not None or self.restarting:
             return
         tasks = {source.task for source in self._sources} - self.finished
-        request = self._burst.request(tasks, self.splits.have_read_all, self._now)
+        ended = {task for task in tasks if self._ends.all_of(task)}
+        request = self._burst.request(tasks, ended, self.splits.have_read_all, self._now)
         if request is not None:
             self.requests.ask(request, self._now)
 
@@ -395,7 +415,7 @@ class JobCoordination:
             if ready is None and self.requests.is_waiting(request_id):
                 ready = all_run and self.coordinator is not None and isinstance(self.coordinator.plan(), CheckpointPlan)
             can_do = ready and self.end is None  # the request before may have ended the attempt
-            self.perform(self.requests.advance(request_id, self._now, self._sources if can_do else None))
+            self.perform(self.requests.advance(request_id, self._now, self._sources if can_do else None, self._unread()))
 
     def perform(self, actions: Iterable[RequestAction]) -> None:
         """Perform the actions of the requests."""

@@ -24,7 +24,7 @@ from dagster_checkpoints.coordination import (
 from dagster_checkpoints.execution.job_requests import RequestReceived, SourceInstance
 from dagster_checkpoints.execution.pipeline_state import EndedBy
 from dagster_checkpoints.execution.split_events import EnumeratorStart, SplitRequest, SplitsDiscovered
-from dagster_checkpoints.execution.task_events import SourcesRead
+from dagster_checkpoints.execution.task_events import SourceEnded, SourcesRead
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
 
 # Values
@@ -213,7 +213,7 @@ class TaskReport(msgspec.Struct, frozen=True):
     """
 
     attempt: int
-    event: EventOfTask | TaskFailure | SplitRequest | SplitsDiscovered | SourcesRead
+    event: EventOfTask | TaskFailure | SplitRequest | SplitsDiscovered | SourcesRead | SourceEnded
 
 
 class FatalError(msgspec.Struct, frozen=True):

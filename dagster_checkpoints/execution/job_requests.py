@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -40,6 +40,9 @@ from dagster_checkpoints.coordination import (
 from dagster_checkpoints.execution.pipeline_state import StopAskedBy
 from dagster_checkpoints.pipeline import TaskId
 
+BoundedSources = Literal["cut", "finish"]
+"""What a drain does with bounded sources: it ends them where they are, or waits until they have been read to their end."""
+
 
 class Request(msgspec.Struct, frozen=True):
     """A request to a running job.
@@ -49,6 +52,7 @@ class Request(msgspec.Struct, frozen=True):
         kind: what is requested.
         deadline_seconds: time that the job has for the request, counted from when it received it.
         drain: for a stop: whether it drains, with MAX_WATERMARK and the end of the data; otherwise it suspends.
+        bounded: for a drain: whether bounded sources are cut where they are, or read to their end first.
         stage: for end_source: name of the source that ends.
         instance: for end_source: the only instance that ends; None for all instances.
         asked_by: for a stop: what asks for it: a user, the termination of the job's own process, or the job itself, because its
@@ -59,6 +63,7 @@ class Request(msgspec.Struct, frozen=True):
     kind: Literal["checkpoint", "savepoint", "stop", "end_source"]
     deadline_seconds: float
     drain: bool = False
+    bounded: BoundedSources = "cut"
     stage: str = ""
     instance: str | None = None
     asked_by: StopAskedBy = "request"
@@ -79,11 +84,12 @@ class RequestReceived(msgspec.Struct, frozen=True):
 
 
 class SourceInstance(msgspec.Struct, frozen=True):
-    """One instance of a source, and the task that runs it."""
+    """One instance of a source, the task that runs it, and whether its data ends by itself."""
 
     stage: str
     instance: str
     task: TaskId
+    bounded: bool = False
 
     def __str__(self) -> str:
         return f"{self.stage}[{self.instance}]"
@@ -141,6 +147,7 @@ class AnswerRequest(msgspec.Struct, frozen=True):
         location: location of the savepoint or checkpoint; also for a failure after the savepoint has completed.
         checkpoint: the checkpoint or savepoint that was taken for the request, if the job continues.
         ended: the instances of sources that were asked to end.
+        cut: the instances of bounded sources that a drain has ended before they were read to their end.
     """
 
     request_id: str
@@ -151,6 +158,7 @@ class AnswerRequest(msgspec.Struct, frozen=True):
     location: str = ""
     checkpoint: CompletedCheckpoint | None = None
     ended: tuple[str, ...] = ()
+    cut: tuple[str, ...] = ()
 
     @property
     def done(self) -> bool:
@@ -159,6 +167,13 @@ class AnswerRequest(msgspec.Struct, frozen=True):
 
 
 RequestAction = ToCoordinator | EndSources | AnswerRequest | FailOver
+
+
+class WaitingDrain(NamedTuple):
+    """A drain that was not begun yet: it waits until these instances of bounded sources have been read to their end."""
+
+    request_id: str
+    waits_for: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -170,6 +185,8 @@ class _OpenRequest:
     requesters: list[int] = field(default_factory=list)
     handed_over: bool = False
     withdrawn: bool = False
+    unread: tuple[str, ...] = ()
+    """Of a drain: the instances of bounded sources that it waits for, or that it has cut."""
 
 
 class JobRequests:
@@ -233,13 +250,22 @@ class JobRequests:
         """Whether the request is open and was not handed over."""
         return request_id in self._open and not self._open[request_id].handed_over
 
-    def advance(self, request_id: str, now: float, sources: Sequence[SourceInstance] | None) -> list[RequestAction]:
+    @property
+    def waiting_drain(self) -> WaitingDrain | None:
+        """The drain that waits until bounded sources have been read to their end; None without one."""
+        found = (entry for entry in self._open.values() if entry.unread and not entry.handed_over)
+        return next((WaitingDrain(entry.request.request_id, entry.unread) for entry in found), None)
+
+    def advance(
+        self, request_id: str, now: float, sources: Sequence[SourceInstance] | None, unread: Sequence[SourceInstance] = ()
+    ) -> list[RequestAction]:
         """Hand a request over if that is possible now, or withdraw it if it is overdue.
 
         Args:
             request_id: id of a request; nothing is done if it is answered.
             now: seconds.
             sources: all instances of all sources, if every task runs; None while requests have to wait.
+            unread: the instances of bounded sources that have not been read to their end.
         """
         entry = self._open.get(request_id)
         if entry is None or entry.withdrawn:
@@ -248,12 +274,18 @@ class JobRequests:
             return self._withdraw(entry)
         if sources is None or entry.handed_over:
             return []
+        if entry.request.drain:
+            entry.unread = tuple(map(str, unread))
+            if entry.unread and entry.request.bounded == "finish":
+                return []
         entry.handed_over = True
         return self._hand_over(entry.request, sources)
 
     def _withdraw(self, overdue: _OpenRequest) -> list[RequestAction]:
         request_id = overdue.request.request_id
         message = f"not done within its deadline of {overdue.request.deadline_seconds:g} s"
+        if overdue.unread and not overdue.handed_over:
+            message += f": it waited for bounded sources to be read to their end: {', '.join(overdue.unread)}"
         if not overdue.handed_over:
             return self._fail(request_id, FailureReason.CHECKPOINT_EXPIRED, message)
         overdue.withdrawn = True
@@ -405,5 +437,5 @@ class JobRequests:
         entry = self._open.pop(request_id, None)
         if entry is None:
             return []
-        requesters = tuple(entry.requesters)
-        return [AnswerRequest(request_id, requesters, reason, message, checkpoint_id, location, checkpoint, ended)]
+        requesters, cut = tuple(entry.requesters), entry.unread if entry.handed_over else ()
+        return [AnswerRequest(request_id, requesters, reason, message, checkpoint_id, location, checkpoint, ended, cut)]

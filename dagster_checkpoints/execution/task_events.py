@@ -336,21 +336,27 @@ class KillQuery(msgspec.Struct, frozen=True):
 
 
 class SourcesRead(msgspec.Struct, frozen=True):
-    """To the job, in a burst: the task's sources have read what was there.
+    """To the job, in a burst: the task's sources have read what was there, and a later run may find more."""
+
+    task: TaskId
+
+
+class SourceEnded(msgspec.Struct, frozen=True):
+    """To the job: the data of a source has ended. Sent again by each attempt.
 
     Attributes:
         task: the task.
-        more: whether a later run may find more; otherwise the data of the task has ended.
+        source: the fused source that has ended; None for all sources of the task.
     """
 
     task: TaskId
-    more: bool
+    source: str | None = None
 
 
 class Report(msgspec.Struct, frozen=True):
     """Send this event to the job."""
 
-    event: TaskStateChanged | EndOfDataReached | Declined | BacklogChanged | SplitRequest | SourcesRead
+    event: TaskStateChanged | EndOfDataReached | Declined | BacklogChanged | SplitRequest | SourcesRead | SourceEnded
 
 
 TaskAction = (

@@ -71,6 +71,7 @@ from dagster_checkpoints.execution.task_events import (
     Report,
     SnapshotFailed,
     SnapshotPinned,
+    SourceEnded,
     SourceExhausted,
     SourcesAsked,
     SourcesRead,
@@ -129,8 +130,10 @@ class TaskMachine:
         self._backlog = SourceBacklog(config, bounded=bounded, finished_before=finished_before)
         self._bounded = bounded
         self._burst = burst and not channels
-        self._sources_read: bool | None = None
-        """What was last reported of the sources: whether there may be more; None before."""
+        self._sources_read = False
+        """Whether it was reported that the sources have read what was there."""
+        self._reported_ends: frozenset[str] = frozenset()
+        """The fused sources whose end was reported."""
         self._streaming = streaming
         self._finished_before = finished_before
         self._waits_for_inputs = any(channel.static for channel in channels)
@@ -168,7 +171,7 @@ class TaskMachine:
     @property
     def has_read_all(self) -> bool:
         """In a burst: whether the task's sources have read what was there when it began."""
-        return self._sources_read is not None
+        return self._sources_read
 
     @property
     def ended_sources(self) -> frozenset[str]:
@@ -214,7 +217,7 @@ class TaskMachine:
         if self._finished_before:
             restored = life.RestoredAfterFinish()
             self._to_gate(restored)
-            return [*self._report_running(), *self._perform(self._life.handle(restored)), *self._report_read(more=False)]
+            return [*self._report_running(), *self._perform(self._life.handle(restored))]
         if self.gate is not None:
             waiting = self._report_running() if self._waits_for_inputs else []
             return [*waiting, *self._to_gate(event)]
@@ -226,7 +229,7 @@ class TaskMachine:
 
     def _query_started(self, event: QueryRunning) -> list[TaskAction]:
         holds = self.fused.begin(self._now) if self.fused is not None and self.running else []
-        return [*self._report_running(), *holds, *self._to_gate(event)]
+        return [*self._report_running(), *self._report_fused_ends(), *holds, *self._to_gate(event)]
 
     def _sources_asked(self, event: SourcesAsked) -> list[TaskAction]:
         if self.fused is None:
@@ -236,7 +239,8 @@ class TaskMachine:
         actions: list[TaskAction] = [*self.fused.asked(event, self._now), *self._report_backlog()]
         if self.fused.all_ended:
             return [*actions, *self._data_ended()]
-        return [*actions, *self._report_read(more=True)] if self.fused.caught_up else actions
+        actions += self._report_fused_ends()
+        return [*actions, *self._report_read()] if self.fused.caught_up else actions
 
     def _splits_changed(self, event: AssignSplit | NoMoreSplits | SplitRead) -> list[TaskAction]:
         if self.splits is None:
@@ -261,7 +265,7 @@ class TaskMachine:
         return self._data_ended() if self.gate is None else self._to_gate(event)
 
     def _exhausted(self, event: SourceExhausted) -> list[TaskAction]:
-        return self._report_read(more=True) if self._burst and not self._bounded else self._data_ended()
+        return self._report_read() if self._burst and not self._bounded else self._data_ended()
 
     def _end_input(self, event: EndInput) -> list[TaskAction]:
         if self.gate is not None or not self.running:
@@ -382,7 +386,7 @@ class TaskMachine:
 
     def _end_of_data(self, action: life.EmitEndOfData) -> list[TaskAction]:
         if action.drain:
-            return [Forward(EndOfData(True)), Report(EndOfDataReached(self.task)), *self._report_read(more=False)]
+            return [Forward(EndOfData(True)), Report(EndOfDataReached(self.task)), *self._report_end()]
         self._suspended = True
         return [KillQuery(), Forward(EndOfData(False))]
 
@@ -392,12 +396,21 @@ class TaskMachine:
         self._running_reported = True
         return [Report(TaskStateChanged(self.task, TaskState.RUNNING)), *self._report_backlog()]
 
-    def _report_read(self, *, more: bool) -> list[TaskAction]:
-        """Tell the job, once, that the sources have read what was there."""
-        if not self._burst or self._sources_read is more:
+    def _report_read(self) -> list[TaskAction]:
+        """Tell the job, once in a burst, that the sources have read what was there."""
+        if not self._burst or self._sources_read:
             return []
-        self._sources_read = more
-        return [Report(SourcesRead(self.task, more))]
+        self._sources_read = True
+        return [Report(SourcesRead(self.task))]
+
+    def _report_end(self) -> list[TaskAction]:
+        """Tell the job that the data of the task has ended, if it is a source."""
+        return [Report(SourceEnded(self.task))] if self.gate is None else []
+
+    def _report_fused_ends(self) -> list[TaskAction]:
+        """Tell the job which fused sources have ended since the last time."""
+        new, self._reported_ends = self.ended_sources - self._reported_ends, self.ended_sources
+        return [Report(SourceEnded(self.task, source)) for source in sorted(new)]
 
     def _report_backlog(self) -> list[TaskAction]:
         """Tell the coordinator whether the task processes a backlog, if that has changed."""

@@ -46,6 +46,7 @@ def test_a_savepoint_is_requested_and_waited_for(world: Any) -> None:
         (("trigger",), {"kind": "checkpoint"}, "Checkpoint 43 is complete"),
         (("stop",), {"kind": "stop", "drain": False}, "Suspended with savepoint 43; the next run resumes from it"),
         (("stop", "--drain"), {"kind": "stop", "drain": True}, "Drained with savepoint 43; the next run is a new start"),
+        (("stop", "--drain", "--bounded", "finish"), {"drain": True, "bounded": "finish"}, "Drained with savepoint 43"),
         (("stop", "--name", "last"), {"kind": "stop", "name": "last"}, "Suspended"),
         (
             ("end-source", "live"),
@@ -64,6 +65,14 @@ def test_every_command_reports_its_result(local: Any, command: tuple[str, ...], 
     seen = local.answering(_savepoint_made)
     assert part.lower() in local.cli(*command).output.lower()
     assert {name: getattr(seen[0], name) for name in asked} == asked
+
+
+def test_a_drain_names_the_bounded_sources_that_it_has_cut(local: Any) -> None:
+    local.run()
+    local.answering(lambda request: done(request, checkpoint_id=43, location="x", details={"cut": ["history[0]"]}))
+    output = " ".join(local.cli("stop", "--drain").output.split())
+    assert "Not read to their end: history[0] (--bounded finish reads bounded sources first)" in output
+    assert "only with a drain" in local.cli("stop", "--bounded", "finish", code=2).stderr
 
 
 def test_a_relative_target_is_relative_to_the_current_directory(

@@ -32,7 +32,7 @@ GRAPH = ExecutionGraph(
     (Vertex("history", ("history",), 1), Vertex("live", ("live",), 1), Vertex("delays", ("delays",), 1)),
     (VertexEdge(0, 2, EdgePattern.ALL_TO_ALL), VertexEdge(1, 2, EdgePattern.ALL_TO_ALL)),
 )
-SOURCES = (SourceInstance("history", "0", A), SourceInstance("live", "EWR", B))
+SOURCES = (SourceInstance("history", "0", A, bounded=True), SourceInstance("live", "EWR", B))
 EPOCH = 3
 NEW_START = JobBeginning()
 BROKEN = Failure("a plane without wings")

@@ -21,7 +21,7 @@ from dagster_checkpoints.execution.job_events import Failure, TaskFailure
 from dagster_checkpoints.execution.job_requests import AnswerRequest
 from dagster_checkpoints.execution.split_enumerators import SplitEnumerators
 from dagster_checkpoints.execution.split_events import EnumeratorStart, SplitRequest, SplitsDiscovered
-from dagster_checkpoints.execution.task_events import SourcesRead
+from dagster_checkpoints.execution.task_events import SourceEnded, SourcesRead
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import EnumeratorState
 from tests.execution.job_harness import A, B, Job, pick
@@ -53,28 +53,28 @@ def stops(actions: list[Any]) -> list[bool]:
 )
 def test_a_suspend_is_asked_for_when_every_source_has_ended_or_caught_up(read: dict[TaskId, bool], asks: bool) -> None:
     machine = Burst(CONFIG, 7)
-    for task, more in read.items():
-        machine.read(SourcesRead(task, more))
-    request = machine.request([A, B], (), 5.0)
+    for task in (task for task, more in read.items() if more):
+        machine.read(SourcesRead(task))
+    ended = [task for task, more in read.items() if not more]
+    request = machine.request([A, B], ended, (), 5.0)
     assert (request is not None) is asks
     if request is not None:
         assert (request.request_id, request.kind, request.drain) == ("caught-up-e7-1", "stop", False)
         assert request.asked_by == "caught_up"
         assert request.deadline_seconds == 30.0
-        assert machine.request([A, B], (), 6.0) is None, "it is asked for once"
+        assert machine.request([A, B], ended, (), 6.0) is None, "it is asked for once"
 
 
 def test_a_split_source_has_caught_up_by_its_splits() -> None:
     machine = Burst(CONFIG, 7)
-    machine.read(SourcesRead(A, False))
-    assert machine.request([A, B], (), 5.0) is None
-    assert machine.request([A, B], (B.vertex,), 5.0) is not None
+    assert machine.request([A, B], [A], (), 5.0) is None
+    assert machine.request([A, B], [A], (B.vertex,), 5.0) is not None
 
 
 def test_the_job_is_suspended_and_says_who_has_asked() -> None:
     job = burst()
-    assert stops(job.report(SourcesRead(A, True))) == []
-    actions = job.report(SourcesRead(B, True))
+    assert stops(job.report(SourcesRead(A))) == []
+    actions = job.report(SourcesRead(B))
     assert stops(actions) == [True]
     assert job.complete(1)
     job.finish()
@@ -84,27 +84,27 @@ def test_the_job_is_suspended_and_says_who_has_asked() -> None:
 def test_a_run_that_is_no_burst_goes_on() -> None:
     job = Job()
     job.begin()
-    job.report(SourcesRead(A, True))
-    assert stops(job.report(SourcesRead(B, True))) == []
+    job.report(SourcesRead(A))
+    assert stops(job.report(SourcesRead(B))) == []
 
 
 def test_a_source_that_has_finished_is_not_waited_for() -> None:
     job = burst()
     job.finish(A)
-    assert stops(job.report(SourcesRead(B, True))) == [True]
+    assert stops(job.report(SourcesRead(B))) == [True]
 
 
 def test_a_user_who_stops_a_burst_is_first() -> None:
     job = burst()
     assert stops(job.ask("stop", drain=True)) == []
-    job.report(SourcesRead(A, False))
-    assert stops(job.report(SourcesRead(B, True))) == []
+    job.report(SourceEnded(A))
+    assert stops(job.report(SourcesRead(B))) == []
 
 
 def test_a_suspend_that_fails_is_asked_for_again_and_then_fails_the_job() -> None:
     job = burst()
-    job.report(SourcesRead(A, True))
-    job.report(SourcesRead(B, True))
+    job.report(SourcesRead(A))
+    job.report(SourcesRead(B))
     for number in (1, 2):
         actions = job.report(Declined(A, number, FailureReason.CHECKPOINT_DECLINED, "no space"))
         [answer] = pick(actions, AnswerRequest)
@@ -121,10 +121,21 @@ def test_a_suspend_that_fails_is_asked_for_again_and_then_fails_the_job() -> Non
     assert "2 times in a row" in outcome.message
 
 
+def test_after_a_restart_a_burst_does_not_wait_for_the_time_of_an_earlier_failure() -> None:
+    machine = Burst(CONFIG, 7)
+    machine.read(SourcesRead(A))
+    assert machine.request([A], (), (), 5.0) is not None
+    assert machine.failed("no space", 5.0, restarting=False) == ""
+    machine.stopped(None)
+    machine.read(SourcesRead(A))
+    assert machine.next_deadline is None, "nothing would wake the job then"
+    assert machine.request([A], (), (), 6.0) is not None
+
+
 def test_a_suspend_that_a_restart_has_cancelled_does_not_count() -> None:
     job = burst(tolerable_failed_checkpoints=0)
-    job.report(SourcesRead(A, True))
-    job.report(SourcesRead(B, True))
+    job.report(SourcesRead(A))
+    job.report(SourcesRead(B))
     job.report(TaskFailure(B, Failure("a plane without wings")))
     job.do(on.TasksStopped())
     assert job.machine.outcome is None
@@ -132,25 +143,25 @@ def test_a_suspend_that_a_restart_has_cancelled_does_not_count() -> None:
     job.do(on.OwnershipConfirmed(None, 0))
     job.deploy()
     job.run_tasks()
-    job.report(SourcesRead(A, True))
-    assert stops(job.report(SourcesRead(B, True))) == [True], "in the next attempt, too, when its sources have read what is there"
+    job.report(SourcesRead(A))
+    assert stops(job.report(SourcesRead(B))) == [True], "in the next attempt, too, when its sources have read what is there"
 
 
 def test_what_a_source_had_read_before_a_restart_does_not_count() -> None:
     machine = Burst(CONFIG, 7)
     for task in (A, B):
-        machine.read(SourcesRead(task, True))
+        machine.read(SourcesRead(task))
     machine.stopped({B.vertex})
-    assert machine.request([A, B], (), 5.0) is None
-    machine.read(SourcesRead(B, True))
+    assert machine.request([A, B], (), (), 5.0) is None
+    machine.read(SourcesRead(B))
     machine.stopped(None)
-    assert machine.request([A, B], (), 5.0) is None
+    assert machine.request([A, B], (), (), 5.0) is None
 
 
 def test_a_job_whose_savepoint_is_complete_and_whose_task_fails_is_suspended_after_its_restart() -> None:
     job = burst()
-    job.report(SourcesRead(A, True))
-    job.report(SourcesRead(B, True))
+    job.report(SourcesRead(A))
+    job.report(SourcesRead(B))
     job.complete(1)
     job.report(TaskFailure(A, Failure("a plane without wings")))
     job.do(on.TasksStopped())
@@ -159,7 +170,7 @@ def test_a_job_whose_savepoint_is_complete_and_whose_task_fails_is_suspended_aft
     job.deploy()
     job.run_tasks()
     for task in (A, B):
-        actions = job.report(SourcesRead(task, True))
+        actions = job.report(SourcesRead(task))
     assert stops(actions) == [True]
 
 

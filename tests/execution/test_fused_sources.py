@@ -27,6 +27,7 @@ from dagster_checkpoints.execution.task_events import (
     QueryRunning,
     Report,
     SnapshotPinned,
+    SourceEnded,
     SourcesAsked,
     SourcesRead,
     StartQuery,
@@ -40,6 +41,8 @@ from dagster_checkpoints.state import FusedSourceSnapshot
 
 TASK = TaskId("history", 0)
 BARRIER = CheckpointBarrier(1, 0.0)
+
+HISTORY_ENDED = Report(SourceEnded(TASK, "history"))
 
 
 class Fused:
@@ -88,7 +91,10 @@ def test_a_bounded_source_is_held_and_ends_when_it_has_no_more_rows() -> None:
     assert task.asked(history=100, live=5000) == [AdvanceEventTime(100)]
     assert task.asked("live", history=200) == [AdvanceEventTime(200)]
     assert task.machine.ended_sources == frozenset()
-    assert task.asked("history", live=6000) == [AdvanceEventTime(6000)]  # it does not hold the other one back any more
+    assert task.asked("history", live=6000) == [
+        AdvanceEventTime(6000),
+        HISTORY_ENDED,
+    ]  # it does not hold the other one back any more
     assert task.machine.ended_sources == {"history"}
     assert task.machine.running
     assert task.asked("live") == []  # an unbounded source has no end of its own
@@ -118,6 +124,7 @@ def test_a_source_that_had_ended_is_not_held_again_and_the_minimum_is_restored()
     ended = FusedSourceSnapshot("history", 0, ended=True, watermark=100)
     task = Fused(ended, FusedSourceSnapshot("live", 1, watermark=300), watermark=300)
     assert not of(HoldSources, task.began)
+    assert HISTORY_ENDED in task.began, "the job that waits for it learns of it in each attempt"
     assert task.machine.ended_sources == {"history"}
     assert task.snapshot() == {"history": ended, "live": FusedSourceSnapshot("live", 1, watermark=300)}
     assert task.asked(live=400) == [AdvanceEventTime(400)]
@@ -138,7 +145,7 @@ def test_the_data_end_when_every_source_has_ended() -> None:
     assert task.asked(live=400) == [AdvanceEventTime(400)]
     assert task.asked("live") == [AdvanceEventTime(MAX_WATERMARK_MS), life.FinishOperators()]
     reported = of(Report, task.do(life.OperatorsFinished()))
-    assert reported == [Report(EndOfDataReached(TASK))]
+    assert reported == [Report(EndOfDataReached(TASK)), Report(SourceEnded(TASK))]
     assert task.asked("live") == []
 
 
@@ -150,8 +157,8 @@ def test_a_burst_holds_every_source_and_reports_when_it_has_read_them_and_run_un
     assert of(HoldSources, task.began) == [HoldSources(("history", "live"))]
     task.asked(history=100, live=300)
     assert task.asked("live", history=200) == [AdvanceEventTime(200)]
-    assert task.asked("history", "live") == [AdvanceEventTime(300)], "the end of the backfill has moved event time"
-    assert task.asked("live") == [Report(SourcesRead(TASK, True))]
+    assert task.asked("history", "live") == [AdvanceEventTime(300), HISTORY_ENDED], "the end of the backfill has moved event time"
+    assert task.asked("live") == [Report(SourcesRead(TASK))]
     assert task.asked("live") == []
     assert task.machine.ended_sources == {"history"} and task.machine.running
 
@@ -188,7 +195,7 @@ def test_a_source_that_is_silent_for_its_idle_time_does_not_hold_event_time_back
     assert task.asked("live", history=200) == []
     task.now = 11.0
     assert task.asked("live", history=300) == [AdvanceEventTime(300)]
-    assert task.asked("history") == [Forward(WatermarkStatus(True))]  # only the idle one is left
+    assert task.asked("history") == [Forward(WatermarkStatus(True)), HISTORY_ENDED]  # only the idle one is left
     assert task.asked(live=400) == [AdvanceEventTime(400), Forward(WatermarkStatus(False))]
 
 
@@ -226,7 +233,7 @@ def test_a_source_without_a_watermark_is_recorded_and_restored_without_one() -> 
     taken = without_event_time.snapshot()
     assert taken["history"] == FusedSourceSnapshot("history", 0, watermark=None, idle=False)
     again = Fused(*taken.values(), event_time=False, watermark=70)
-    assert again.asked("history", live=80) == [AdvanceEventTime(80)]
+    assert again.asked("history", live=80) == [AdvanceEventTime(80), HISTORY_ENDED]
     assert again.machine.ended_sources == {"history"}
 
 

@@ -59,6 +59,7 @@ from dagster_checkpoints.execution.task_events import (
     Report,
     SnapshotFailed,
     SnapshotPinned,
+    SourceEnded,
     SourceExhausted,
     SourcesAsked,
     SourcesRead,
@@ -77,6 +78,7 @@ UNALIGNED = CheckpointConfig(interval=None, unaligned=True)
 RUNNING = Report(TaskStateChanged(TASK, TaskState.RUNNING))
 FINISHED = Report(TaskStateChanged(TASK, TaskState.FINISHED))
 AT_END = Report(EndOfDataReached(TASK))
+SOURCE_ENDED = Report(SourceEnded(TASK))
 MAX = Forward(WatermarkAt(MAX_WATERMARK_MS))
 END = [life.CloseOperators(), Forward(EndOfPartition()), life.TaskFinished(), FINISHED]
 SUSPEND = CheckpointProperties.for_savepoint(stops_job=True)
@@ -184,7 +186,7 @@ def test_a_task_ends_with_its_final_checkpoint_in_this_order() -> None:
     assert drive(SourceExhausted()) == [life.FinishOperators()]
     assert (drive.machine.running, drive.machine.state) == (False, LifecycleState.FINISHING)
     assert not drive.machine.operators_finished
-    assert drive(life.OperatorsFinished()) == [MAX, Forward(EndOfData(True)), AT_END]
+    assert drive(life.OperatorsFinished()) == [MAX, Forward(EndOfData(True)), AT_END, SOURCE_ENDED]
     assert drive.machine.operators_finished
     statistics = TaskStatistics(operators_finished=True, sync_seconds=1.0)
     assert drive.snapshot(1) == [Forward(BarrierMark(barrier(1))), StoreSnapshot(barrier(1), statistics, {})]
@@ -196,7 +198,7 @@ def test_without_checkpoints_after_tasks_finish_a_task_commits_at_its_end() -> N
     config = CheckpointConfig(interval=None, checkpoints_after_tasks_finish=False)
     drive = source(config)
     drive(SourceExhausted())
-    assert drive(life.OperatorsFinished()) == [MAX, Forward(EndOfData(True)), AT_END, life.CommitUpTo(None), *END]
+    assert drive(life.OperatorsFinished()) == [MAX, Forward(EndOfData(True)), AT_END, SOURCE_ENDED, life.CommitUpTo(None), *END]
 
 
 def test_a_drain_that_is_announced_is_waited_for_all_the_same() -> None:
@@ -204,7 +206,7 @@ def test_a_drain_that_is_announced_is_waited_for_all_the_same() -> None:
     drive = source(config)
     assert drive(life.DrainAnnounced()) == []
     drive(EndInput())
-    assert drive(life.OperatorsFinished()) == [MAX, Forward(EndOfData(True)), AT_END]
+    assert drive(life.OperatorsFinished()) == [MAX, Forward(EndOfData(True)), AT_END, SOURCE_ENDED]
 
 
 def test_a_source_that_is_to_end_stops_first_and_once() -> None:
@@ -237,7 +239,7 @@ def test_a_task_that_had_finished_before_only_waits_for_its_final_checkpoint() -
 
 def test_a_source_that_had_finished_before_starts_no_query() -> None:
     drive = Driver(TaskMachine(TASK, CONFIG, finished_before=True))
-    assert drive(TaskOpened()) == [RUNNING, Forward(EndOfData(True)), AT_END]
+    assert drive(TaskOpened()) == [RUNNING, Forward(EndOfData(True)), AT_END, SOURCE_ENDED]
 
 
 # Snapshots
@@ -434,7 +436,10 @@ def test_fused_sources_are_a_backlog_until_the_bounded_ones_have_ended() -> None
     drive(TaskOpened())
     assert drive(QueryRunning()) == [RUNNING, Report(BacklogChanged(TASK, True)), HoldSources(("history",))]
     assert drive(SourcesAsked(moved=("history", "live"))) == []
-    assert drive(SourcesAsked(unmoved=("history",), moved=("live",))) == [Report(BacklogChanged(TASK, False))]
+    assert drive(SourcesAsked(unmoved=("history",), moved=("live",))) == [
+        Report(BacklogChanged(TASK, False)),
+        Report(SourceEnded(TASK, "history")),
+    ]
     assert drive(SourcesAsked(moved=("live",))) == []
 
 
@@ -490,11 +495,11 @@ def test_an_unbounded_source_reports_once_that_it_has_read_what_was_there() -> N
     drive(TaskOpened())
     drive(QueryRunning())
     assert not drive.machine.has_read_all
-    assert drive(SourceExhausted()) == [Report(SourcesRead(TASK, True))]
+    assert drive(SourceExhausted()) == [Report(SourcesRead(TASK))]
     assert drive(SourceExhausted()) == []
     assert drive.machine.has_read_all and drive.machine.running
     assert drive(EndInput()) == [StopSource(), life.FinishOperators()], "it can still be drained"
-    assert Report(SourcesRead(TASK, False)) in drive(life.OperatorsFinished())
+    assert Report(SourceEnded(TASK)) in drive(life.OperatorsFinished())
 
 
 def test_a_bounded_source_ends_in_a_burst_as_in_any_run() -> None:
@@ -502,12 +507,12 @@ def test_a_bounded_source_ends_in_a_burst_as_in_any_run() -> None:
     drive(TaskOpened())
     drive(QueryRunning())
     assert drive(SourceExhausted()) == [life.FinishOperators()]
-    assert drive(life.OperatorsFinished())[-1] == Report(SourcesRead(TASK, False))
+    assert drive(life.OperatorsFinished())[-1] == Report(SourceEnded(TASK))
 
 
 def test_a_source_whose_data_had_ended_says_so_when_a_burst_restores_it() -> None:
     drive = Driver(TaskMachine(TASK, CONFIG, finished_before=True, burst=True))
-    assert Report(SourcesRead(TASK, False)) in drive(TaskOpened())
+    assert Report(SourceEnded(TASK)) in drive(TaskOpened())
 
 
 def test_a_stage_behind_channels_reports_nothing_in_a_burst() -> None:

@@ -86,7 +86,9 @@ def check(seed: int) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_deliberate_fault_is_found(fault: Fault) -> None:
-    assert find(fault, WORLDS) is not None
+    found = find(fault, WORLDS)
+    assert found is not None
+    assert run(random_scenario(found[0], fault.theme), record=False).error is None, "the same world breaks without the fault, too"
 
 
 def test_there_are_enough_deliberate_faults() -> None:

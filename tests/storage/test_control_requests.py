@@ -214,6 +214,7 @@ def test_files_of_other_programs_are_not_touched(
         ({"kind": "end_source"}, "name of the source"),
         ({"stage": "flights"}, "only with end_source"),
         ({"drain": True}, "only with a stop"),
+        ({"kind": "stop", "bounded": "finish"}, "only with a drain"),
         ({"deadline_seconds": 0.0}, "deadline"),
         ({"deadline_seconds": float("nan")}, "deadline"),
     ],

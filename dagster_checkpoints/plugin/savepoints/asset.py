@@ -53,12 +53,23 @@ class Stop(enum.Enum):
     """Every source ends, every window is emitted, and the pipeline ends for good."""
 
 
+class Bounded(enum.Enum):
+    """What a drain does with bounded sources."""
+
+    cut = "cut"
+    """They end where they are."""
+    finish = "finish"
+    """They are read to their end first, while unbounded sources go on."""
+
+
 class SavepointConfig(KnownSettings, dg.Config):
     """How a savepoint is taken.
 
     Args:
         stop: `none`: the pipeline runs on. `suspend`: it ends with the savepoint, and the next run continues from it. `drain`:
             all sources end first, every window is emitted, and the next run is a new start.
+        bounded: Of a drain: `cut` ends bounded sources where they are; `finish` waits until they have been read to their end,
+            while unbounded sources go on, and drains then. `cut` by default.
         path: Directory in which the savepoint is made: `s3://...`, `file:///...` or an absolute path; by default the pipeline's
             own `savepoints/`.
         deadline: Longest time that the pipeline may take, in seconds; 600 by default.
@@ -70,6 +81,9 @@ class SavepointConfig(KnownSettings, dg.Config):
 
     stop: Stop = Field(
         default=Stop.none, description="none: the pipeline runs on; suspend: it ends, to be resumed; drain: for good"
+    )
+    bounded: Bounded = Field(
+        default=Bounded.cut, description="of a drain: cut bounded sources where they are, or finish reading them first"
     )
     path: str = Field(
         default="", description="directory for the savepoint (s3://, file:// or a path); the pipeline's own if empty"
@@ -185,7 +199,7 @@ def _take(
     if config.stop is Stop.none:
         request = control.savepoint(**options)
     else:
-        request = control.stop(drain=config.stop is Stop.drain, **options)
+        request = control.stop(drain=config.stop is Stop.drain, bounded=config.bounded.value, **options)
     context.log.info(f"Requested savepoint {name!r} (request {request.request_id}, stop: {config.stop.value}).")
     try:
         return _wait(context, request, config.deadline + _GRACE_SECONDS), None

@@ -8,6 +8,7 @@ import dagster as dg
 import msgspec
 
 from dagster_checkpoints.control import Answer
+from dagster_checkpoints.execution.job_requests import BoundedSources
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.plugin.savepoints import RESOURCE
@@ -41,6 +42,7 @@ def build_drain_sensor(
     *,
     pipeline: Pipeline,
     when: DrainCondition,
+    bounded: BoundedSources = "cut",
     name: str | None = None,
     deadline: float = 3600.0,
     minimum_interval_seconds: int = 30,
@@ -58,6 +60,8 @@ def build_drain_sensor(
         pipeline: The pipeline to drain.
         when: The condition; see `all_of`, `any_of`, `assets_materialized`, `bounded_stages_finished`, `live_lag_zero`,
             `marker_object`, `at_time` and `when` beside this function.
+        bounded: "cut" ends bounded sources where they are; "finish" waits until they have been read to their end, while unbounded
+            sources go on, and drains then.
         name: The sensor's name; default: the pipeline's name and `_drain`.
         deadline: Seconds that the drain may take.
         minimum_interval_seconds: Least seconds between two ticks.
@@ -70,7 +74,7 @@ def build_drain_sensor(
     Examples:
         >>> build_drain_sensor(pipeline=flights, when=bounded_stages_finished() & live_lag_zero())
     """
-    return _stop_sensor(_DRAIN, pipeline, when, name, deadline, minimum_interval_seconds, default_status, resource_key)
+    return _stop_sensor(_DRAIN, pipeline, when, name, deadline, minimum_interval_seconds, default_status, resource_key, bounded)
 
 
 def build_suspend_sensor(
@@ -130,6 +134,7 @@ def _stop_sensor(
     minimum_interval_seconds: int,
     default_status: dg.DefaultSensorStatus,
     resource_key: str,
+    bounded: BoundedSources = "cut",
 ) -> dg.SensorDefinition:
     check_seconds(f"build_{words.do}_sensor", above=0, deadline=deadline)
     sensor_name = name or f"{pipeline.name}_{words.do}"
@@ -137,7 +142,9 @@ def _stop_sensor(
         sensor_name,
         _StopCursor,
         f"{words.do} run {{run}}",
-        lambda control, request: control.stop(drain=words.drain, name=sensor_name, request_id=request, deadline=deadline),
+        lambda control, request: control.stop(
+            drain=words.drain, bounded=bounded, name=sensor_name, request_id=request, deadline=deadline
+        ),
     )
 
     def evaluate(tick: SensorTick) -> dg.SensorResult:
@@ -200,4 +207,4 @@ def _under_way(words: _Words, asked: str, running: RunningPipeline, answer: Answ
     if answer.status == "done":
         return f"{_done(words, answer)}; the run is ending."
     stop = running.status.stop if running.status is not None else None
-    return f"Run {running.run_id} {words.does} (request {asked}{f', {stop.state}' if stop is not None else ''})."
+    return f"Run {running.run_id} {words.does} (request {asked}{f', {stop.text}' if stop is not None else ''})."

@@ -19,7 +19,7 @@ from dagster_checkpoints.execution.job_requests import SourceInstance
 from dagster_checkpoints.execution.messages import TaskMessage
 from dagster_checkpoints.execution.split_enumerators import enumerator_starts
 from dagster_checkpoints.execution.trace import Recorder
-from dagster_checkpoints.pipeline import Pipeline, TaskId
+from dagster_checkpoints.pipeline import Pipeline, StageKind, TaskId
 from dagster_checkpoints.sinks import SinkError
 from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.job.attempts import Attempts
@@ -183,7 +183,9 @@ class AttemptDriver:
     def _sources(self, deployment: Deployment) -> tuple[SourceInstance, ...]:
         chain_of = {name: chain for chain in deployment.chains for name in chain.stages}
         return tuple(
-            SourceInstance(stage.name, instance, TaskId(chain_of[stage.name].name, index))
+            SourceInstance(
+                stage.name, instance, TaskId(chain_of[stage.name].name, index), bounded=stage.kind is StageKind.BOUNDED_SOURCE
+            )
             for stage in self._pipeline.stages
             if stage.kind.is_source
             for index, instance in enumerate(stage.instances)

@@ -311,6 +311,12 @@ class JobDriver:
                 if not (action.done or action.requesters):
                     self._log.warning("The savepoint with which the run ends has failed, and is tried again: %s", action.message)
                 self._requesters.answer(action)
+            case do.SourcesCut(sources):
+                self._log.warning(
+                    "The drain ends bounded sources before they have been read to their end: %s. Their other rows are in no "
+                    "table, and a drained pipeline is not resumed. To read them first: a stop with drain, and bounded='finish'.",
+                    ", ".join(sources),
+                )
             case do.AttemptBegan() | do.AttemptRestarting() | do.TaskHasFinished():
                 self._report(action)
             case (

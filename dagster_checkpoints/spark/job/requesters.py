@@ -61,6 +61,7 @@ class Requesters:
             kind=request.kind,
             deadline_seconds=request.deadline_seconds,
             drain=request.drain,
+            bounded=request.bounded,
             stage=request.stage,
             instance=request.instance,
             asked_by="termination" if queued.termination else "request",
@@ -89,6 +90,8 @@ class Requesters:
 
 
 def _details(action: AnswerRequest) -> dict[str, Any]:
+    if action.cut:
+        return {"cut": list(action.cut)}
     if action.ended:
         return {"ended": list(action.ended)}
     if action.checkpoint is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
@@ -41,6 +41,7 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.job_phases import JobPhase
+from dagster_checkpoints.execution.job_requests import JobRequests
 from dagster_checkpoints.execution.source_answers import Silence
 from dagster_checkpoints.execution.split_enumerators import SplitCounts
 from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId, fused_in
@@ -169,7 +170,7 @@ def _of_job(
                 inputs=stage_inputs(pipeline, stage.name),
             )
         )
-    stop, machine, plan = job.machine.requests.stop, job.machine, coordinator.plan()
+    machine, plan = job.machine, coordinator.plan()
     running = machine.phase is JobPhase.RUNNING
     return msgspec.structs.replace(
         status,
@@ -178,8 +179,19 @@ def _of_job(
         chains=tuple(chain.stages for chain in deployment.chains),
         stages=tuple(stages),
         checkpoint_interval=coordinator.interval or None,
-        stop=StopStatus(request_id=stop.request_id, drain=stop.drain, state=stop.state.name) if stop else None,
+        stop=_stop(machine.requests, stages),
     )
+
+
+def _stop(requests: JobRequests, stages: Sequence[StageStatus]) -> StopStatus | None:
+    stop, waiting = requests.stop, requests.waiting_drain
+    if stop is not None:
+        names = [f"{stage.name}[{each.name}]" for stage in stages for each in stage.instances if not each.end_of_data]
+        waits_for = tuple(names) if stop.drain else ()
+        return StopStatus(request_id=stop.request_id, drain=stop.drain, state=stop.state.name, waits_for=waits_for)
+    if waiting is None:
+        return None
+    return StopStatus(request_id=waiting.request_id, drain=True, state="WAITING_FOR_BOUNDED_SOURCES", waits_for=waiting.waits_for)
 
 
 def stage_inputs(pipeline: Pipeline, stage: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dagster_checkpoints.coordination import EventOfTask
 from dagster_checkpoints.execution.messages import TaskMessage
 from dagster_checkpoints.execution.split_events import SplitRequest
-from dagster_checkpoints.execution.task_events import SourcesRead
+from dagster_checkpoints.execution.task_events import SourceEnded, SourcesRead
 from dagster_checkpoints.pipeline import CheckEvaluation, TaskId
 from dagster_checkpoints.sinks import SinkCommit
 from dagster_checkpoints.spark.tasks.commit_checks import CheckedRows
@@ -109,6 +109,8 @@ class TaskCommitRefused:
 
 StartProgress = TaskWaiting | TaskQueryStarted | TaskFirstBatch
 """The progress of a task's start, for display only."""
-TaskReported = EventOfTask | SplitRequest | SourcesRead | TaskRaised | StartProgress | TaskCommitted | TaskCommitRefused
+TaskReported = (
+    EventOfTask | SplitRequest | SourcesRead | SourceEnded | TaskRaised | StartProgress | TaskCommitted | TaskCommitRefused
+)
 """All that a task reports to the job."""
 SendReport = Callable[[TaskReported], None]
