@@ -13,8 +13,8 @@ from dagster_checkpoints.execution.task_machine import TaskMachine
 from simulation.injection import Fault
 
 BURST_FAULTS = (
-    Fault("a burst does not wait for all sources", Burst.request, "if not all(", "if not any("),
-    Fault("a burst suspends a job that comes to its own end", Burst.request, "len(ended) == len(tasks)", "not tasks"),
+    Fault("a burst does not wait for all sources", Burst.is_due, "return all(", "return any("),
+    Fault("a burst suspends a job that comes to its own end", Burst.is_due, "len(ended) == len(tasks)", "not tasks"),
     Fault(
         "a burst takes sources that have restarted for read", Burst.stopped, "self._read = frozenset()", "self._read = self._read"
     ),
@@ -25,7 +25,6 @@ BURST_FAULTS = (
         TaskMachine._end_of_data,
         ", *self._report_end()",
         "",
-        seed=420,
     ),
     Fault("a fused source ends with a burst", FusedSources._not_moved, "in self._to_end", "in self._held"),
     Fault("a split source has caught up before its splits are known", SplitEnumerator.has_read_all, "self._discovered and", ""),
@@ -36,9 +35,8 @@ BURST_FAULTS = (
         JobRequests.advance,
         'entry.unread and entry.request.bounded == "finish"',
         "False",
-        seed=100,
     ),
-    Fault("a drain takes sources that have restarted for read", SourceEnds.stopped, "set() if", "self._ended if", seed=280),
-    Fault("a drain does not know of sources that have ended", SourceEnds.take, "self._ended.add", "set().add", seed=420),
+    Fault("a drain takes sources that have restarted for read", SourceEnds.stopped, "set() if", "self._ended if"),
+    Fault("a drain does not know of sources that have ended", SourceEnds.take, "self._ended.add", "set().add"),
     Fault("the savepoint of a burst is kept", start_point._start_from, "of_burst or", ""),
 )

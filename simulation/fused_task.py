@@ -143,7 +143,9 @@ class FusedTask(Task):
         """The machine holds the sources."""
 
     def unread_in_burst(self) -> int:
-        return sum((r.bound or 0) if not r.to_end else max(len(r.unread), 1) for r in self.readers if not r.ended)
+        open_readers = [reader for reader in self.readers if not reader.ended]
+        # An unbounded source that a user has asked to end may be suspended before it has read the rest.
+        return sum(max(len(r.unread), 1) if r.spec.kind == "bounded" else r.bound or 0 for r in open_readers)
 
     def emit_records(self, times: int) -> bool:
         """A micro-batch with up to `times` records of each source; or the machine is told of earlier ones."""

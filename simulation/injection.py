@@ -25,7 +25,6 @@ class Fault:
         new: the replacement.
         theme: the theme (`scenario.THEMES`) of the worlds to search, if worlds of all themes take too long.
         also: another function, in which the same text is replaced in the same way.
-        seed: the first seed to search, if many worlds in front of it do not find the fault.
     """
 
     name: str
@@ -34,7 +33,6 @@ class Fault:
     new: str
     theme: str = ""
     also: Any = None
-    seed: int = 0
 
 
 class StaleFault(Exception):

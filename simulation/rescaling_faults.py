@@ -32,7 +32,7 @@ RESCALING_FAULTS = (
         "TaskSnapshot({name: shares.get(new, StageInstanceSnapshot(rows_out=0))}, splits=old[0].splits, watermark=watermark)",
         "splits",
     ),
-    Fault("a rescaled instance begins with the latest event time", least_watermark, "min(", "max(", "rescaling", seed=2400),
+    Fault("a rescaled instance begins with the latest event time", least_watermark, "min(", "max(", "rescaling"),
     # Instances that have ended
     Fault(
         "the lists of an instance that waits for its final checkpoint are dealt out",
@@ -40,7 +40,6 @@ RESCALING_FAULTS = (
         'state.kind != "list" or not has_ended(task)',
         "True",
         "apart",
-        seed=605,
     ),
     Fault(
         "all instances of a stage wait for their final checkpoint if one of them had ended",
@@ -55,7 +54,6 @@ RESCALING_FAULTS = (
         "with_transactions(own[tail], chain.tasks.get(index), tail)",
         "with_transactions(own[tail], running.get(index), tail)",
         "apart",
-        seed=1_225,
     ),
     # Elements in flight
     Fault(
@@ -78,7 +76,6 @@ RESCALING_FAULTS = (
         "if channel.carries_records",
         "if channel.carries_records and senders.present(channel.sender) is not None",
         "in flight",
-        seed=3500,
     ),
     Fault(
         "rows in flight without a key go to every instance",
@@ -100,7 +97,6 @@ RESCALING_FAULTS = (
         "least_time((limit, *times))",
         "times[number] if times else limit",
         "in flight",
-        seed=1800,
     ),
     Fault(
         "behind rows in flight a channel is ahead of its sender",
@@ -108,6 +104,5 @@ RESCALING_FAULTS = (
         "limit = least_time((known.last_watermark, begin))",
         "limit = math.inf",
         "in flight",
-        seed=1800,
     ),
 )

@@ -39,6 +39,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if tenth is not None:
         config.hook.pytest_deselected(items=[item for number, item in enumerate(items) if number % 10 != tenth])
         items[:] = items[tenth::10]
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        items[:] = _shared_out(items, workers)
+
+
+# Tests that take milliseconds.
+_PURE = ("pipeline", "coordination", "execution", "state", "storage", "sources", "spark/pure")
+
+
+def _shared_out(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """The tests in an order whose parts of equal length, one for each worker, begin with slow tests and end with pure ones.
+
+    Workers that have nothing left take tests from the end of others' parts: so no worker is left with slow tests at the end. The
+    tests of a file stay together, because they may share a fixture.
+    """
+    folders = tuple(f"tests/{folder}/" for folder in _PURE)
+    files: dict[str, list[pytest.Item]] = {}
+    pure: list[pytest.Item] = []
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        (pure if file.startswith(folders) else files.setdefault(file, [])).append(item)
+    parts: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    for number, tests in enumerate(files.values()):
+        parts[number % workers] += tests
+    size = -(-len(items) // workers)
+    for part in parts:
+        missing = max(0, size - len(part))
+        part += pure[:missing]
+        del pure[:missing]
+    return [item for part in parts for item in part] + pure
 
 
 @pytest.fixture

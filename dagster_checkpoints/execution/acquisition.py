@@ -36,6 +36,8 @@ from dagster_checkpoints.execution.unlisted_checkpoints import ListUnlisted, Unl
 _TAKE_ATTEMPTS = 5
 _PROCESS_POLL_SECONDS = 1.0
 _SHORTEST_POLL_SECONDS = 0.05
+_OWNERS_WITHOUT_FILES = 1000
+"""Owners behind the last one that has written a file, at most, under a `state.json` that was lost."""
 
 
 class CheckOwnerGone(msgspec.Struct, frozen=True):
@@ -124,10 +126,15 @@ def acquire(
 
 
 def _after_lost_state(state: PipelineState, epoch: int) -> PipelineState:
-    """The state with numbers that no file of a lost ``state.json`` carries: an owner must not write names of another one.
+    """The state with numbers that no owner had under a lost ``state.json``: one must not write names of another, and sinks refuse
+    the older of two.
 
-    No more jobs than epochs were counted, so the next job's number is not that of a savepoint that is left of an earlier job.
+    Files show the epochs of owners that have written some; others may have opened sinks alone. No more jobs than epochs were
+    counted, so the next job's number is not that of a savepoint that is left of an earlier job.
     """
+    if not epoch:
+        return state
+    epoch += _OWNERS_WITHOUT_FILES
     job = msgspec.structs.replace(state.job, job_id=max(state.job.job_id, epoch))
     return msgspec.structs.replace(state, epoch=max(state.epoch, epoch), job=job)
 

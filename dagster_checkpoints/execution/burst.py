@@ -55,10 +55,8 @@ class Burst:
         self._failed = 0
         self._again_at = float("-inf")
 
-    def request(
-        self, tasks: Collection[TaskId], ended: Collection[TaskId], split_sources: Collection[str], now: float
-    ) -> Request | None:
-        """The suspend to ask for now; None if a source is still to be read, or none can have more rows.
+    def is_due(self, tasks: Collection[TaskId], ended: Collection[TaskId], split_sources: Collection[str], now: float) -> bool:
+        """Whether to ask for a suspend now: every source has ended or read what was there, and not all have ended.
 
         Args:
             tasks: the tasks with sources that have not finished.
@@ -66,12 +64,12 @@ class Burst:
             split_sources: the unbounded split sources all of whose splits have been read.
             now: seconds.
         """
-        if self._open is not None or now < self._again_at:
-            return None
-        if not all(task in ended or task in self._read or task.vertex in split_sources for task in tasks):
-            return None
-        if len(ended) == len(tasks):
-            return None
+        if self._open is not None or now < self._again_at or len(ended) == len(tasks):
+            return False
+        return all(task in ended or task in self._read or task.vertex in split_sources for task in tasks)
+
+    def request(self) -> Request:
+        """The suspend to ask for; every task must run, because a restart before it is begun would make sources read again."""
         self._asked += 1
         self._open = f"caught-up-e{self._epoch}-{self._asked}"
         return Request(self._open, "stop", self._config.timeout, asked_by="caught_up")

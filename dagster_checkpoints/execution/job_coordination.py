@@ -387,9 +387,9 @@ class JobCoordination:
             return
         tasks = {source.task for source in self._sources} - self.finished
         ended = {task for task in tasks if self._ends.all_of(task)}
-        request = self._burst.request(tasks, ended, self.splits.have_read_all, self._now)
-        if request is not None:
-            self.requests.ask(request, self._now)
+        due = self._burst.is_due(tasks, ended, self.splits.have_read_all, self._now)
+        if due and self.coordinator is not None and isinstance(self.coordinator.plan(), CheckpointPlan):
+            self.requests.ask(self._burst.request(), self._now)
 
     def _answered(self, answer: AnswerRequest) -> None:
         self.actions.append(answer)

@@ -12,6 +12,8 @@ from dagster_checkpoints.coordination import (
     Declined,
     FailureReason,
     JobStatus,
+    TaskState,
+    TaskStateChanged,
     Tick,
 )
 from dagster_checkpoints.execution import job_actions as do
@@ -24,7 +26,7 @@ from dagster_checkpoints.execution.split_events import EnumeratorStart, SplitReq
 from dagster_checkpoints.execution.task_events import SourceEnded, SourcesRead
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import EnumeratorState
-from tests.execution.job_harness import A, B, Job, pick
+from tests.execution.job_harness import A, B, C, Job, pick
 
 CONFIG = CheckpointConfig(interval=None, timeout=30.0, tolerable_failed_checkpoints=1)
 
@@ -56,19 +58,19 @@ def test_a_suspend_is_asked_for_when_every_source_has_ended_or_caught_up(read: d
     for task in (task for task, more in read.items() if more):
         machine.read(SourcesRead(task))
     ended = [task for task, more in read.items() if not more]
-    request = machine.request([A, B], ended, (), 5.0)
-    assert (request is not None) is asks
-    if request is not None:
+    assert machine.is_due([A, B], ended, (), 5.0) is asks
+    if asks:
+        request = machine.request()
         assert (request.request_id, request.kind, request.drain) == ("caught-up-e7-1", "stop", False)
         assert request.asked_by == "caught_up"
         assert request.deadline_seconds == 30.0
-        assert machine.request([A, B], ended, (), 6.0) is None, "it is asked for once"
+        assert not machine.is_due([A, B], ended, (), 6.0), "it is asked for once"
 
 
 def test_a_split_source_has_caught_up_by_its_splits() -> None:
     machine = Burst(CONFIG, 7)
-    assert machine.request([A, B], [A], (), 5.0) is None
-    assert machine.request([A, B], [A], (B.vertex,), 5.0) is not None
+    assert not machine.is_due([A, B], [A], (), 5.0)
+    assert machine.is_due([A, B], [A], (B.vertex,), 5.0)
 
 
 def test_the_job_is_suspended_and_says_who_has_asked() -> None:
@@ -121,15 +123,37 @@ def test_a_suspend_that_fails_is_asked_for_again_and_then_fails_the_job() -> Non
     assert "2 times in a row" in outcome.message
 
 
+def test_a_suspend_is_not_asked_for_before_every_task_runs() -> None:
+    """A task could fail before the stop has begun: then the sources would read again, and the request would not wait for them."""
+    job = burst()
+    job.report(TaskFailure(C, Failure("a plane without wings")))
+    job.do(on.TasksStopped())
+    job.do(Tick(), after=5.0)
+    job.do(on.OwnershipConfirmed(None, 0))
+    job.deploy()
+    job.confirm()
+    job.report(TaskStateChanged(A, TaskState.RUNNING))
+    job.report(TaskStateChanged(B, TaskState.RUNNING))
+    job.report(SourcesRead(A))
+    assert not job.report(SourcesRead(B))
+    job.report(TaskFailure(C, Failure("again")))
+    job.do(on.TasksStopped())
+    job.do(Tick(), after=5.0)
+    job.do(on.OwnershipConfirmed(None, 0))
+    job.deploy()
+    assert stops(job.run_tasks()) == []
+
+
 def test_after_a_restart_a_burst_does_not_wait_for_the_time_of_an_earlier_failure() -> None:
     machine = Burst(CONFIG, 7)
     machine.read(SourcesRead(A))
-    assert machine.request([A], (), (), 5.0) is not None
+    assert machine.is_due([A], (), (), 5.0)
+    machine.request()
     assert machine.failed("no space", 5.0, restarting=False) == ""
     machine.stopped(None)
     machine.read(SourcesRead(A))
     assert machine.next_deadline is None, "nothing would wake the job then"
-    assert machine.request([A], (), (), 6.0) is not None
+    assert machine.is_due([A], (), (), 6.0)
 
 
 def test_a_suspend_that_a_restart_has_cancelled_does_not_count() -> None:
@@ -152,10 +176,10 @@ def test_what_a_source_had_read_before_a_restart_does_not_count() -> None:
     for task in (A, B):
         machine.read(SourcesRead(task))
     machine.stopped({B.vertex})
-    assert machine.request([A, B], (), (), 5.0) is None
+    assert not machine.is_due([A, B], (), (), 5.0)
     machine.read(SourcesRead(B))
     machine.stopped(None)
-    assert machine.request([A, B], (), (), 5.0) is None
+    assert not machine.is_due([A, B], (), (), 5.0)
 
 
 def test_a_job_whose_savepoint_is_complete_and_whose_task_fails_is_suspended_after_its_restart() -> None:

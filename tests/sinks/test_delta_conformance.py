@@ -33,6 +33,7 @@ class TestDeltaSink(DeltaRows):
 
 
 class TestDeltaSinkThatReplaces(DeltaRows):
+    test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     new_start = "replace"
     crash_points = 2
     settings: ClassVar[dict[str, Any]] = {"at_new_start": "replace"}
@@ -66,6 +67,7 @@ class ByKey(DeltaRows):
 class TestDeltaSinkByKey(ByKey):
     """Every row replaces a row of another program, so that each commit writes files again."""
 
+    test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     new_start = "keep"
     crash_points = 4
     settings: ClassVar[dict[str, Any]] = {"key": "n", "at_new_start": "keep"}
@@ -84,12 +86,14 @@ class TestDeltaSinkByKey(ByKey):
 
 
 class TestDeltaSinkByKeyThatReplaces(ByKey):
+    test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     new_start = "replace"
     crash_points = 1
     settings: ClassVar[dict[str, Any]] = {"key": ["text", "n"], "at_new_start": "replace"}
 
 
 class TestDeltaSinkOfPartitions(DeltaRows):
+    test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     new_start = "keep"
     crash_points = 2
     settings: ClassVar[dict[str, Any]] = {"partition_by": "text", "overwrite_partitions": True, "at_new_start": "keep"}

@@ -30,6 +30,7 @@ class TestParquetFiles(SinkConformance):
 
 
 class TestOrcFiles(SinkConformance):
+    test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     crash_points = 4
 
     def make_sink(self, folder: Path) -> FileSink:
@@ -40,6 +41,7 @@ class TestOrcFiles(SinkConformance):
 
 
 class TestCsvFilesThatReplace(SinkConformance):
+    test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     new_start = "replace"
     crash_points = 4
 

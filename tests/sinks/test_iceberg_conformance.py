@@ -37,12 +37,14 @@ class TestIcebergSink(IcebergRows):
 
 
 class TestIcebergSinkThatReplaces(IcebergRows):
+    test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     new_start = "replace"
     crash_points = 1
     settings: ClassVar[dict[str, Any]] = {"at_new_start": "replace"}
 
 
 class TestIcebergSinkOfPartitions(IcebergRows):
+    test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     new_start = "keep"
     crash_points = 1
     settings: ClassVar[dict[str, Any]] = {"partition_by": "text", "overwrite_partitions": True, "at_new_start": "keep"}
@@ -62,6 +64,7 @@ class TestIcebergSinkOfPartitions(IcebergRows):
 
 
 class TestIcebergSinkByKey(IcebergRows):
+    test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     older_restore = "rewrites"
     new_start = "keep"
     crash_points = 1

@@ -21,6 +21,7 @@ class TestParquetSink(SinkConformance):
 
 
 class TestParquetSinkThatReplaces(TestParquetSink):
+    test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     new_start = "replace"
     crash_points = 4
 

@@ -102,15 +102,18 @@ class TestSqlite(SqliteRows):
 
 
 class TestSqliteWithCheckpointColumn(SqliteRows):
+    test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     crash_points = 1
     settings = MARKED
 
 
 class TestSqliteByKey(ReplacesByKey, SqliteRows):
+    test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     crash_points = 1
 
 
 class TestSqliteThatReplaces(SqliteRows):
+    test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     older_restore = "refuses"
     new_start = "replace"
     crash_points = 1
@@ -123,9 +126,11 @@ class TestPostgresql(PostgresqlRows):
 
 
 class TestPostgresqlWithCheckpointColumn(PostgresqlRows):
+    test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     crash_points = 1
     settings = MARKED
 
 
 class TestPostgresqlByKey(ReplacesByKey, PostgresqlRows):
+    test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     crash_points = 1

@@ -43,7 +43,7 @@ def backfills_and_a_feed(lab: Any) -> Pipeline:
     def archive(context):
         return lab.stream(f"archive-{context.instance}", ROWS)
 
-    @stage(sink=lab.sink("behind"), chaining=False)
+    @stage(sink=lab.sink("behind"), instances=["0", "1"], inputs={"archive": StageInput(key="v")})
     def behind(archive):
         return archive
 
