@@ -20,6 +20,7 @@ from dagster_spark.utils import flatten_dict
 from pydantic import Field, field_validator, model_validator
 
 from dagster_checkpoints.control import PipelineControl
+from dagster_checkpoints.control.metrics import check_metrics_available
 from dagster_checkpoints.coordination import (
     CheckpointConfig,
     ExponentialDelayRestart,
@@ -108,6 +109,8 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         request_poll_seconds: Seconds between two polls for control requests in storage (one LIST each); by default 1 on S3, 0.1
             in a directory.
         status_seconds: Seconds between two versions of the running pipeline's status in storage (one PUT each).
+        metrics: Whether each run sends its numbers to the OpenTelemetry collector that environment variables (`OTEL_...`) name;
+            needs the extra `otel`.
         trace: For bug reports: the directory below which each run writes the events and actions of its state machines, as
             `<pipeline>/<run id>-e<epoch>.trace`; `dagster-checkpoints replay FILE` shows it. A path; default: no trace.
         share_java_classes: Whether Spark starts with an archive of its Java classes (class data sharing), which halves the
@@ -123,6 +126,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         InvalidStorageUrl: `storage` is a URL of a kind that is not supported.
         WorkDirectoryError: `work_directory` is a URL of a kind that is not supported, or is missing although Spark's master is
             not a local one.
+        MetricsUnavailableError: `metrics` is set, and the extra `otel` is not installed.
         SparkSettingError: Checkpoints do not work with one of the Spark settings.
 
     Examples:
@@ -191,6 +195,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         default=None, gt=0, description="seconds between two polls for control requests; by default 1 on S3, 0.1 in a directory"
     )
     status_seconds: float = Field(default=5.0, gt=0, description="seconds between two versions of the status in storage")
+    metrics: bool = Field(default=False, description="send the numbers of runs to an OpenTelemetry collector")
     trace: str | None = Field(default=None, description="directory for traces of runs, for bug reports; null for none")
     share_java_classes: bool = Field(
         default=True, description="start Spark with an archive of its Java classes, which is made once in the cache directory"
@@ -213,6 +218,8 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
                 f"restart_attempts is None with restart_strategy={self.restart_strategy!r}; expected a number. Only restarts "
                 'with growing delays ("exponential_delay") may have no limit.'
             )
+        if self.metrics:
+            check_metrics_available()
         _check_unused(self)
         _checkpoint_config(self)
         _restart_strategy(self)
@@ -378,6 +385,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             claim_mode=ClaimMode(config.claim_mode),
             request_poll_seconds=self.request_poll_seconds,
             status_seconds=self.status_seconds,
+            metrics=self.metrics,
             trace=Path(self.trace).expanduser().absolute() if self.trace else None,
             origin=origin_of(context, assets),
             allow_moved_pipeline=config.allow_moved_pipeline,

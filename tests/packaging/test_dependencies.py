@@ -34,8 +34,8 @@ def imported(folder: Path) -> dict[str, set[str]]:
     return {name: files for name, files in found.items() if name not in sys.stdlib_module_names and name != folder.name}
 
 
-EXTRAS = [text for extra in ("delta", "iceberg", "kafka", "sql") for text in PROJECT["optional-dependencies"][extra]]
-"""Libraries of optional sinks."""
+EXTRAS = [text for extra in ("delta", "iceberg", "kafka", "otel", "sql") for text in PROJECT["optional-dependencies"][extra]]
+"""Libraries of optional sinks, and of metrics."""
 
 
 def declared(requirements: list[str]) -> set[str]:

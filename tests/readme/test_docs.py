@@ -35,6 +35,7 @@ from dagster_checkpoints import (
 )
 from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.control import Answer, ControlRequest, PipelineControl, RequestBox
+from dagster_checkpoints.control.metrics import METRICS
 from dagster_checkpoints.coordination import CheckpointConfig, FailureReason
 from dagster_checkpoints.plugin.materializations import COMMIT_LABELS
 from dagster_checkpoints.plugin.observations import STAGE_LABELS
@@ -270,9 +271,14 @@ def known_names() -> set[str]:
     names |= {mode.value for mode in ClaimMode} | {file.name for file in (REPOSITORY / "assets").glob("*.py")}
     names |= {*vars(flights), *vars(flights_assets), *(defs.resources or {}), *DAGSTERS}
     names |= {node.name for node in ast.walk(ast.parse(blocks(README, "python")[0])) if isinstance(node, ast.FunctionDef)}
-    names |= {*STAGE_LABELS, *COMMIT_LABELS, "partition_id"}
+    names |= {*STAGE_LABELS, *COMMIT_LABELS, "partition_id"} | {metric.name for metric in METRICS}
     names |= {field.name for kind in (StageState, KeyedState, InstanceOffsets) for field in fields(kind)}
     return names | {job.name for job in defs.resolve_all_job_defs()}
+
+
+def test_the_page_on_operations_lists_every_metric() -> None:
+    (section,) = (text for title, text in sections(REPOSITORY / "docs/operations.md", "##") if title == "Metrics")
+    assert set(re.findall(r"`([a-z_]+)`", section)) >= {metric.name for metric in METRICS}
 
 
 DAGSTERS = {

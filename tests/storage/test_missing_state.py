@@ -81,7 +81,9 @@ def test_a_run_that_names_its_start_owns_the_pipeline_under_an_unused_epoch(
     second.sweep(files=True)
     assert keys(store) == {STATE, SAVEPOINT}, "the files of the old job are deleted; a user's savepoint stays"
     owner.release(None)
-    assert storage.acquire(alice).previous.job.job_id == 1006, "with a job on record, nothing is asked; no job number is used twice"
+    assert storage.acquire(alice).previous.job.job_id == 1006, (
+        "with a job on record, nothing is asked; no job number is used twice"
+    )
 
 
 @pytest.mark.parametrize("job", [False, True])

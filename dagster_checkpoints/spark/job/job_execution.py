@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from dagster_checkpoints.control import Answer, ControlRequest, RequestBox
+from dagster_checkpoints.control.metrics import PipelineMetrics
 from dagster_checkpoints.coordination import CheckpointCoordinator
 from dagster_checkpoints.execution.job_events import CancelRequested, DrainRequested, EndSourceRequested, FatalError
 from dagster_checkpoints.execution.trace import Recorder
@@ -168,17 +169,21 @@ class JobExecution:
             if seconds > 0:
                 self._session.create_after(seconds * _SILENT_SHARE)
 
+        metrics = PipelineMetrics(self.pipeline.name, self.run_id) if self.options.metrics else None
         try:
             ownership = self.storage.acquire(
                 owner, self.options.lease_seconds, start_named=self.options.restore_from != "latest", on_watch=on_watch
             )
         except BaseException:
             self._session.close()
+            if metrics is not None:
+                metrics.close()
             raise
         took = time.monotonic() - began
         box = RequestBox(self.storage.store, self.storage.layout)
         answers = ThreadPoolExecutor(1, thread_name_prefix="answers")
-        status = StatusReporter(self.pipeline, self.storage, self.run_id, self.options.status_seconds, self._log)
+        seconds = self.options.status_seconds
+        status = StatusReporter(self.pipeline, self.storage, self.run_id, seconds, self._log, metrics=metrics)
         status.report("starting")
         tracing = contextlib.ExitStack()
         recorder = tracing.enter_context(

@@ -44,6 +44,7 @@ class JobOptions:
         request_poll_seconds: Seconds between two reads of control requests in storage; None for the storage's own
             (`ObjectStore.poll_seconds`).
         status_seconds: Seconds between two versions of the pipeline's status in storage.
+        metrics: Whether the numbers of the status are sent as OpenTelemetry metrics, see `control.metrics`.
         trace: Directory below which the run's trace is written, see `trace_file`; None for no trace.
         origin: The place where the pipeline is defined, to recognise another pipeline of the same name on the same storage.
         allow_moved_pipeline: Whether it is the same pipeline even if storage names another place of its definition.
@@ -72,6 +73,7 @@ class JobOptions:
     claim_mode: ClaimMode = ClaimMode.NO_CLAIM
     request_poll_seconds: float | None = None
     status_seconds: float = 5.0
+    metrics: bool = False
     trace: Path | None = None
     origin: Origin = UNKNOWN_ORIGIN
     allow_moved_pipeline: bool = False

@@ -30,6 +30,7 @@ from dagster_checkpoints.control import (
     VertexPart,
     write_status,
 )
+from dagster_checkpoints.control.metrics import PipelineMetrics
 from dagster_checkpoints.coordination import (
     MAX_WATERMARK_MS,
     CheckpointCoordinator,
@@ -71,6 +72,7 @@ class StatusReporter:
         log: Receives a warning if the status cannot be written.
         monotonic: Monotonic seconds.
         wall: The wall clock, for times that are displayed.
+        metrics: Receives each version, too; None to send no metrics.
     """
 
     def __init__(
@@ -82,12 +84,14 @@ class StatusReporter:
         log: logging.Logger,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+        metrics: PipelineMetrics | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._storage = storage
         self._run_id = run_id
         self._seconds = seconds
         self._log = log
+        self._metrics = metrics
         self._monotonic = monotonic
         self._wall = wall
         self._started_at = wall()
@@ -114,6 +118,8 @@ class StatusReporter:
     def close(self, job: ReportedJob | None) -> None:
         """Write the last version: the run has ended."""
         self._writer.submit(self._write, self._status("ended", job))
+        if self._metrics is not None:
+            self._metrics.close()
         self._writer.shutdown(wait=True)
 
     def _write(self, status: PipelineStatus) -> None:
@@ -140,10 +146,12 @@ class StatusReporter:
             job_id=ownership.job_id,
             interval=self._seconds,
         )
-        if job is None or job.reporter.deployment is None or job.machine.coordinator is None:
-            return status
-        status = _of_job(status, self._pipeline, job, job.reporter.deployment, job.machine.coordinator)
-        return _of_checkpoints(status, job.machine.coordinator.statistics, self._monotonic())
+        if job is not None and job.reporter.deployment is not None and job.machine.coordinator is not None:
+            status = _of_job(status, self._pipeline, job, job.reporter.deployment, job.machine.coordinator)
+            status = _of_checkpoints(status, job.machine.coordinator.statistics, self._monotonic())
+        if self._metrics is not None:
+            self._metrics.update(status)
+        return status
 
 
 def _of_job(
