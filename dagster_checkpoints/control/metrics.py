@@ -1,9 +1,9 @@
 """The numbers of a running pipeline as OpenTelemetry metrics, sent to a collector from the run's process.
 
 They are those of the status, under Flink's names where it has them, in lower case, as all names of OpenTelemetry are, and with
-the attributes ``pipeline``, ``stage`` and ``instance``. Where they go, and how often, say OpenTelemetry's own environment variables
-(``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_METRIC_EXPORT_INTERVAL``, …). For displays and alarms: a collector that does not answer
-never changes the job.
+the attributes ``pipeline``, ``stage`` and ``instance``. Where they go, and how often, say the environment variables of
+OpenTelemetry (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_METRIC_EXPORT_INTERVAL``, …). For displays and alarms: a collector that
+does not answer never changes the job.
 
 Source: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/; Flink's page "Metrics".
 """
