@@ -34,6 +34,8 @@ FINISHED_BEFORE = "finished_before_this_run"
 """Key in the metadata of a materialization: True if the stage had finished before the run began."""
 
 
+BOUNDED = "dagster_checkpoints/bounded"
+"""Tag of a stage's asset: whether the stage ends by itself, "true" or "false"."""
 LIVE = "dagster_checkpoints/live"
 """Tag of a materialization that a stage's sink has caused while the stage runs: it is not the stage's end."""
 
@@ -44,6 +46,10 @@ COMMITTED_ROWS = "dagster_checkpoints/committed_rows"
 
 class NotAPipelineAssetError(DagsterCheckpointsError):
     """A pipeline is run by an asset that `@pipeline_assets` did not make from this pipeline."""
+
+
+class PartitionedStageError(DagsterCheckpointsError):
+    """The translator gives a stage's asset partitions."""
 
 
 class DuplicateAssetKeyError(DagsterCheckpointsError):
@@ -75,25 +81,40 @@ def stage_specs(
     """
     outside = {pipeline.stage(name).name: tuple(assets) for name, assets in (deps or {}).items()}
     translate = translator or DagsterStageTranslator()
-    keys = {stage.name: translate.get_asset_key(stage).with_prefix(key_prefix) for stage in pipeline.stages}
+    specs = {stage.name: _translated(translate, stage) for stage in pipeline.stages}
+    keys = {name: spec.key.with_prefix(key_prefix) for name, spec in specs.items()}
     _check_keys(keys, translate)
-    return [
-        dg.AssetSpec(
-            key=keys[stage.name],
-            deps=[*(keys[upstream] for upstream in pipeline.upstream(stage.name)), *outside.get(stage.name, ())],
-            description=translate.get_description(stage),
-            metadata={**translate.get_metadata(stage), **_metadata(pipeline, stage)},
-            group_name=translate.get_group_name(stage) or group_name,
-            skippable=True,  # a stage that has not finished when the run ends is not materialized
-            code_version=translate.get_code_version(stage),
-            automation_condition=translate.get_automation_condition(stage),
-            freshness_policy=translate.get_freshness_policy(stage),
-            owners=translate.get_owners(stage),
-            tags={**(tags or {}), **translate.get_tags(stage)},
-            kinds={"spark", "bounded" if pipeline.is_bounded(stage.name) else "unbounded"},
+    made = []
+    for stage in pipeline.stages:
+        spec, bounded = specs[stage.name], "true" if pipeline.is_bounded(stage.name) else "false"
+        upstream = [keys[name] for name in pipeline.upstream(stage.name)]
+        made.append(
+            spec.replace_attributes(
+                key=keys[stage.name],
+                deps=[*upstream, *outside.get(stage.name, ()), *spec.deps],
+                metadata={**spec.metadata, **_metadata(pipeline, stage)},
+                group_name=spec.group_name or group_name,
+                skippable=True,  # a stage that has not finished when the run ends is not materialized
+                tags={**(tags or {}), **_without_kinds(spec.tags), BOUNDED: bounded},
+            )
         )
-        for stage in pipeline.stages
-    ]
+    return made
+
+
+def _translated(translator: DagsterStageTranslator, stage: Stage) -> dg.AssetSpec:
+    spec = translator.get_asset_spec(stage)
+    if spec.partitions_def is not None:
+        raise PartitionedStageError(
+            f"expected an asset without partitions for stage {stage.name!r}, found partitions_def={spec.partitions_def!r} from "
+            f"get_asset_spec of {type(translator).__name__}: one run materializes all stages of a pipeline, and has none. "
+            "The instances of a stage are the partitions of an asset of their own, see instance_assets"
+        )
+    return spec
+
+
+def _without_kinds(tags: Mapping[str, str]) -> dict[str, str]:
+    """The tags, without those that stand for the asset's kinds, which `replace_attributes` keeps by itself."""
+    return {name: value for name, value in tags.items() if not name.startswith("dagster/kind/")}
 
 
 def _check_keys(keys: Mapping[str, dg.AssetKey], translator: DagsterStageTranslator) -> None:

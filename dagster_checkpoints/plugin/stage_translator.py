@@ -13,20 +13,43 @@ import dagster as dg
 
 from dagster_checkpoints.pipeline import Stage
 from dagster_checkpoints.plugin.code_version import code_version
+from dagster_checkpoints.sinks.target_sink import TargetSink
 
 
 class DagsterStageTranslator:
     """Says key, group, owners and other attributes of a stage's asset; each method can be overridden.
 
-    The plugin adds what it needs itself: the dependencies within the pipeline, its own metadata, and the kinds. The arguments
+    The plugin adds what it needs itself: the dependencies within the pipeline, its own metadata, and a tag. The arguments
     `key_prefix`, `group_name` and `tags` of :func:`pipeline_assets` apply to all stages: the prefix comes before the translator's
     key, the group is that of stages to which the translator gives none, and the translator's tags replace tags of the same names.
+    Override :meth:`get_asset_spec` for what has no method of its own, such as kinds or further dependencies.
 
     Examples:
         >>> class Translator(DagsterStageTranslator):
         ...     def get_owners(self, stage: Stage) -> Sequence[str]:
         ...         return ["team:flights"]
     """
+
+    def get_asset_spec(self, stage: Stage) -> dg.AssetSpec:
+        """The whole asset; default: what the other methods say, of the kinds ``spark`` and that of the stage's sink.
+
+        Examples:
+            >>> class Translator(DagsterStageTranslator):
+            ...     def get_asset_spec(self, stage: Stage) -> dg.AssetSpec:
+            ...         return super().get_asset_spec(stage).replace_attributes(kinds={"spark", "gold"})
+        """
+        return dg.AssetSpec(
+            key=self.get_asset_key(stage),
+            description=self.get_description(stage),
+            metadata=self.get_metadata(stage),
+            group_name=self.get_group_name(stage),
+            code_version=self.get_code_version(stage),
+            automation_condition=self.get_automation_condition(stage),
+            freshness_policy=self.get_freshness_policy(stage),
+            owners=self.get_owners(stage),
+            tags=self.get_tags(stage),
+            kinds={"spark", stage.sink.kind} if isinstance(stage.sink, TargetSink) else {"spark"},
+        )
 
     def get_asset_key(self, stage: Stage) -> dg.AssetKey:
         """The asset's key; default: the stage's name. No two stages of a pipeline may have the same."""

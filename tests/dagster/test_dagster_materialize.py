@@ -209,7 +209,8 @@ def test_asset_metadata_describes_the_stages(numbers_pipeline: Pipeline, assets_
     assert all(spec.skippable and spec.partitions_def is None and spec.group_name == "small" for spec in specs.values())
     assert {dep.asset_key.path[-1] for dep in specs["total"].deps} == {"doubled"}
     assert {dep.asset_key.path[-1] for dep in specs["numbers"].deps} == {"outside"}
-    assert specs["numbers"].kinds == {"spark", "bounded"}
+    assert (specs["numbers"].kinds, specs["total"].kinds) == ({"spark"}, {"spark", "parquet"})
+    assert specs["numbers"].tags["dagster_checkpoints/bounded"] == "true"
     assert specs["numbers"].description == "Numbers from zero."
     assert "ParquetSink" in specs["total"].metadata["sink"]
     (reference,) = specs["total"].metadata["dagster/code_references"].code_references

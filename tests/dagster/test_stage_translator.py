@@ -16,7 +16,7 @@ import pytest
 from dagster_checkpoints import DagsterStageTranslator, ParquetSink, Pipeline, Stage
 from dagster_checkpoints import stage as pipeline_stage
 from dagster_checkpoints.plugin.code_version import code_version
-from dagster_checkpoints.plugin.stage_assets import DuplicateAssetKeyError, stage_keys
+from dagster_checkpoints.plugin.stage_assets import DuplicateAssetKeyError, PartitionedStageError, stage_keys
 
 HOURLY = dg.AutomationCondition.on_cron("0 * * * *")
 FRESH = dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=1))
@@ -68,6 +68,34 @@ def test_a_translator_says_what_an_asset_is(numbers_pipeline: Pipeline, assets_o
     assert (total.description, list(total.owners), total.code_version) == ("Stage total.", ["team:numbers"], "7")
     assert total.automation_condition is HOURLY and total.freshness_policy == FRESH
     assert total.metadata["runbook"] == "https://example.com" and "ParquetSink" in total.metadata["sink"]
+
+
+def test_a_translator_may_change_the_whole_asset(
+    numbers_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]
+) -> None:
+    class Whole(Translator):
+        def get_asset_spec(self, stage):
+            spec = super().get_asset_spec(stage)
+            return spec.replace_attributes(kinds={*spec.kinds, "gold"}, deps=["seen"], owners=["team:whole"])
+
+    assets = assets_of(numbers_pipeline, translator=Whole(), key_prefix="demo", tags={"cost": "low"})
+    total = next(spec for spec in assets.specs if spec.key.path[-1] == "total")
+    assert total.key.path == ["demo", "warehouse", "total"], "the other methods count, too"
+    assert [dep.asset_key.path for dep in total.deps] == [["demo", "doubled"], ["seen"]]
+    assert (total.kinds, list(total.owners)) == ({"spark", "parquet", "gold"}, ["team:whole"])
+    assert {name: total.tags[name] for name in ("tier", "cost")} == {"tier": "gold", "cost": "low"}
+    assert total.tags["dagster_checkpoints/bounded"] == "true"
+    assert total.metadata["runbook"] == "https://example.com" and "ParquetSink" in total.metadata["sink"]
+
+
+def test_a_stage_has_no_partitions(numbers_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]) -> None:
+    class Daily(DagsterStageTranslator):
+        def get_asset_spec(self, stage):
+            daily = dg.DailyPartitionsDefinition("2026-01-01")
+            return super().get_asset_spec(stage).replace_attributes(partitions_def=daily)
+
+    with pytest.raises(PartitionedStageError, match=r"without partitions for stage 'numbers'.* get_asset_spec of Daily"):
+        assets_of(numbers_pipeline, translator=Daily())
 
 
 def test_two_stages_with_one_key_are_refused(numbers_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]) -> None:
