@@ -271,8 +271,8 @@ FAULTS = (
     Fault(
         "a fused source that is not held ends when it has no rows",
         FusedSources._not_moved,
-        "name in self._held",
-        "True",
+        "name in self._to_end",
+        "name in self._sources",
         "fan-in",
     ),
     Fault(
