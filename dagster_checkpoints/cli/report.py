@@ -76,4 +76,4 @@ def _in_words(state: PipelineState, status: PipelineStatus | None, now: datetime
     own = current(state, status)
     sign = last_sign(state, own, now)
     phase = own.phase if own is not None else "starting"
-    return f"{phase}, without a sign of life" if sign is not None and sign.overdue else phase
+    return f"{phase}, last sign overdue" if sign is not None and sign.overdue else phase

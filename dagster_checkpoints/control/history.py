@@ -21,7 +21,11 @@ VERSION = 1
 Setting = str | float | bool | None
 
 
-class Measured(msgspec.Struct, frozen=True, array_like=True):
+# `gc=False`: a long history has a million of these values, without circles among them; the collector would visit all of them many
+# times while they are read.
+
+
+class Measured(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The measures of an instance's part in a checkpoint; of several instances the times of the slowest, the bytes of all.
 
     Args:
@@ -63,7 +67,7 @@ class Measured(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-class InstancePart(msgspec.Struct, frozen=True, array_like=True):
+class InstancePart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One instance's part in a checkpoint.
 
     Args:
@@ -77,7 +81,7 @@ class InstancePart(msgspec.Struct, frozen=True, array_like=True):
     finished: bool = False
 
 
-class VertexParts(msgspec.Struct, frozen=True, array_like=True):
+class VertexParts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The part of a vertex, which runs one stage or a chain of several.
 
     Args:
@@ -172,7 +176,7 @@ class EventEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended_by: str = ""
 
 
-class StageSample(msgspec.Struct, frozen=True, array_like=True):
+class StageSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A stage at one moment.
 
     Args:

@@ -53,7 +53,7 @@ def build_report(
         refresh_seconds: seconds after which the page is written again; None if it is not.
         problems: a text for each file that could not be read.
     """
-    newest_first = sorted(entries.checkpoints, key=lambda entry: (entry.epoch, entry.ended_at), reverse=True)
+    newest_first = sorted(entries.checkpoints, key=lambda entry: (entry.epoch, entry.checkpoint_id), reverse=True)
     completed = [entry for entry in newest_first if entry.status == "completed"]
     running = status is not None and status.epoch == running_epoch
     started = [event for event in entries.events if event.kind == "run_started"]

@@ -69,9 +69,19 @@ def stages(status: PipelineStatus, samples: Sequence[Sample], *, running: bool) 
 def series(samples: Sequence[Sample]) -> tuple[StageSeries, ...]:
     """The curves of all stages, in the order of their first samples."""
     step = max(1, -(-len(samples) // _POINTS))
-    picked = list(samples[::-step])[::-1]
+    picked = _with_breaks(list(samples[::-step])[::-1])
     names = dict.fromkeys(name for sample in picked for name in sample.stages)
     return tuple(_series(name, picked) for name in names)
+
+
+def _with_breaks(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples, with an empty one between those of two runs: the curves are interrupted there."""
+    found: list[Sample] = []
+    for sample in samples:
+        if found and found[-1].epoch != sample.epoch:
+            found.append(Sample(sample.at, sample.epoch, {}))
+        found.append(sample)
+    return found
 
 
 def _series(name: str, samples: Sequence[Sample]) -> StageSeries:
@@ -125,7 +135,7 @@ def _state(stage: StageStatus, *, running: bool) -> str:
         return "partly finished"
     if stage.instances and all(each.end_of_data for each in stage.instances):
         return "at end of data"
-    sources = [each.caught_up for each in stage.instances if each.caught_up is not None]
+    sources = [each.caught_up for each in stage.instances if each.caught_up is not None and not stage.inputs]
     return ("caught up" if all(sources) else "behind") if sources else "running"
 
 

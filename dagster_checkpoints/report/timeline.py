@@ -35,7 +35,7 @@ def _run(epoch: int, events: tuple[EventEntry, ...], last_sign: float, running: 
     started = next((event for event in events if event.kind == "run_started"), None)
     ended = next((event for event in events if event.kind == "run_ended"), None)
     attempts = [event for event in events if event.kind == "job_started"]
-    end, failed = ("", False) if running else ("killed, or its storage was lost", True)
+    end, failed = ("", False) if running else ("no end recorded", True)
     if ended is not None:
         end, failed = _end(ended), ended.status in ("", "FAILED")
     return RunRow(
@@ -59,7 +59,7 @@ def _end(event: EventEntry) -> str:
 
 
 def timeline(entries: Entries, rows: Sequence[RunRow]) -> tuple[TimelineRow, ...]:
-    """The events, newest first: those of the runs, savepoints, rescales, and runs that ended without a word.
+    """The events, newest first: those of the runs, savepoints, rescales, and runs without a recorded end.
 
     Args:
         entries: the history.
@@ -70,7 +70,7 @@ def timeline(entries: Entries, rows: Sequence[RunRow]) -> tuple[TimelineRow, ...
     found += _rescales(entries.events)
     for run in rows:
         if run.ended_at is None and run.failed:
-            title = f"run {run.run_id or run.epoch} ended without a word"
+            title = f"run {run.run_id or run.epoch}: no end recorded"
             text = "Its process was killed, or did not reach the storage any more. The time is that of its last entry."
             found.append(TimelineRow(at=run.last_sign_at, epoch=run.epoch, kind="end", title=title, text=text, failed=True))
     return tuple(sorted(found, key=lambda row: (row.epoch, row.at), reverse=True))

@@ -33,6 +33,7 @@ METADATA = "_metadata"
 INCOMPLETE = "_incomplete"
 STATE = "state/"
 SAVEPOINTS = "savepoints"
+REPORT = "report.html"
 _PIPELINE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 _CHECKPOINT = re.compile(r"checkpoints/chk-(\d+)-(\d+)")
 _SAVEPOINT = re.compile(r"savepoint-(\d+)(?:-(.+?))??(?:-[0-9a-f]{6})?")
@@ -156,7 +157,7 @@ class Layout:
 
     @property
     def report(self) -> str:
-        return f"{self.pipeline}/report.html"
+        return f"{self.pipeline}/{REPORT}"
 
     @property
     def history(self) -> str:

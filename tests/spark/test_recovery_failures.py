@@ -249,6 +249,7 @@ def test_a_whole_run_on_s3_survives_an_outage_and_fails_when_it_lasts(lab: Any) 
         last.finished()
         lab.check(in_hours(lab.table("live", ROWS)), "hours")
         keys = [one["Key"] for one in s3.client().list_objects_v2(Bucket=s3.bucket).get("Contents", [])]
-        assert keys == ["root/cloud/state.json", "root/cloud/status.json"], (
-            "only the state and the status of a finished job are left"
-        )
+        *kept, report, state, status = keys
+        assert [state, status] == ["root/cloud/state.json", "root/cloud/status.json"]
+        assert report == "root/cloud/report.html"
+        assert {key.rpartition("/")[0] for key in kept} == {"root/cloud/history"}, "a finished job leaves no checkpoint"

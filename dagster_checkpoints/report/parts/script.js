@@ -72,14 +72,23 @@ function table(columns, lines, caption) {
 
 // Charts
 
-function ticks(maximum, base) {
+function ticks(maximum, format) {
   if (!(maximum > 0)) return [0, 1];
-  const raw = maximum / 3;
-  const power = base ** Math.floor(Math.log(raw) / Math.log(base));
-  const step = [1, 2, 2.5, 5, 10].map(f => f * power).find(f => f >= raw * 0.999) || 10 * power;
+  const raw = maximum / 3, power = 10 ** Math.floor(Math.log10(raw));
+  const steps = format === seconds && raw > 20 ? TIME_STEPS : [1, 2, 2.5, 5, 10].map(factor => factor * power);
+  const step = steps.find(each => each >= raw * 0.999) || 10 * power;
   const found = [];
   for (let value = 0; value < maximum + step * 0.999; value += step) found.push(value);
   return found;
+}
+
+/** Without zeros behind the point: `6.00 s` becomes `6 s`. */
+const short = text => text.replace(/(\.\d*?)0+(?= |$)/, "$1").replace(/\.(?= |$)/, "");
+const TIME_STEPS = [60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800, 2592000];
+
+/** Breaks a curve where another run begins. */
+function byRun(found, point) {
+  return found.flatMap((row, i) => i && found[i - 1].epoch !== row.epoch ? [[row.triggered_at, null], point(row)] : [point(row)]);
 }
 
 /** A chart over time. Each line: {name, color, points: [[time, value or null]], area}; marks: [[time, text]] are failures. */
@@ -90,13 +99,13 @@ function chart(width, lines, format, marks, label) {
   const times = [...lines.flatMap(line => line.points.map(point => point[0])), ...(marks || []).map(mark => mark[0])];
   let first = times.reduce((a, b) => Math.min(a, b)), last = times.reduce((a, b) => Math.max(a, b));
   if (last - first < 1) { first -= 0.5; last += 0.5; }
-  const steps = ticks(known.reduce((a, point) => Math.max(a, point[1]), 0), 10);
+  const steps = ticks(known.reduce((a, point) => Math.max(a, point[1]), 0), format);
   const highest = steps[steps.length - 1];
   const x = at => left + (at - first) / (last - first) * (width - left - right);
   const y = value => height - bottom - value / highest * (height - top - bottom);
   const grid = steps.map(value => [
     svg("line", {x1: left, x2: width - right, y1: y(value), y2: y(value), stroke: color("--line")}),
-    svg("text", {x: left - 8, y: y(value) + 4, "text-anchor": "end"}, format(value))]);
+    svg("text", {x: left - 8, y: y(value) + 4, "text-anchor": "end"}, short(format(value)))]);
   const labels = width < 420 ? 3 : 6;
   const dates = Array.from({length: labels}, (_, i) => first + (last - first) * i / (labels - 1)).map((at, i) =>
     svg("text", {x: x(at), y: height - 6, "text-anchor": i === 0 ? "start" : i === labels - 1 ? "end" : "middle"}, clock(at, last - first)));
@@ -181,9 +190,9 @@ function overview(width) {
     tile("latest", latest ? `${seconds(now - ended(latest))} ago` : "none yet", latest ? `${latest.kind} ${latest.checkpoint_id}, took ${seconds(latest.duration)}` : null),
     tile("size", latest ? bytes(latest.total_bytes) : "–", latest ? `${bytes(latest.new_bytes)} of it new` : null),
     tile("duration", duration ? seconds(duration.p50) : "–", duration ? `p99 ${seconds(duration.p99)}, longest ${seconds(duration.maximum)}` : null),
-    tile("interval", interval ? seconds(interval) : "none", report.settings.mode ? String(report.settings.mode).replaceAll("_", " ") : null),
+    tile("interval", interval ? short(seconds(interval)) : "none", report.settings.mode ? String(report.settings.mode).replaceAll("_", " ") : null),
     tile("latest savepoint", savepoint ? `${seconds(now - ended(savepoint))} ago` : "none", savepoint ? `savepoint ${savepoint.checkpoint_id}` : null),
-    tile("restarts", count(restarts), run && run.restored !== null ? `latest run restored from ${run.restored}` : run ? "latest run is a new start" : null, restarts ? "" : ""));
+    tile("restarts", count(restarts), run && run.restored !== null ? `latest run restored from ${run.restored}` : run ? "latest run is a new start" : null));
   const pending = report.pending.length ? card("Under way", report.pending.map(each => el("div", {},
     `${each.kind} ${each.checkpoint_id}: ${each.acknowledged} of ${each.expected} tasks have acknowledged, for ${seconds(each.seconds)}`,
     el("div", {class: "bar", role: "img", "aria-label": `${each.acknowledged} of ${each.expected}`},
@@ -192,12 +201,12 @@ function overview(width) {
   const name = row => `${row.kind} ${row.checkpoint_id}`;
   const reversed = [...failed].reverse().map(row => [row.triggered_at, `${name(row)} failed: ${row.message}`]);
   const charts = el("div", {class: "two"},
-    card("Duration", chart(half, [{name: "duration", color: "--blue", area: true, points: old.map(row => [row.triggered_at, row.duration, name(row)])}],
+    card("Duration", chart(half, [{name: "duration", color: "--blue", area: true, points: byRun(old, row => [row.triggered_at, row.duration, name(row)])}],
       seconds, reversed.slice(-200), "Duration of the completed checkpoints over time"),
       failed.length ? el("div", {class: "legend"}, el("span", {}, "✕ failed")) : null),
     card("Size", chart(half, [
-      {name: "total", color: "--violet", area: true, points: old.map(row => [row.triggered_at, row.total_bytes])},
-      {name: "new", color: "--teal", points: old.map(row => [row.triggered_at, row.new_bytes])}],
+      {name: "total", color: "--violet", area: true, points: byRun(old, row => [row.triggered_at, row.total_bytes])},
+      {name: "new", color: "--teal", points: byRun(old, row => [row.triggered_at, row.new_bytes])}],
       bytes, [], "Total and new bytes of the completed checkpoints over time")));
   const failure = failed[0] ? card("Latest failure", el("p", {style: "margin:0"}, pill(failed[0].reason.toLowerCase().replaceAll("_", " "), "bad"), " ",
     `${name(failed[0])}, ${moment(failed[0].triggered_at)} UTC: `, failed[0].message)) : null;
@@ -208,7 +217,7 @@ function overview(width) {
 
 function graph(width) {
   if (!report.stages.length) return [card("Stages", el("p", {class: "quiet"}, "No run has written its status yet."))];
-  const w = 190, h = 92, gapX = 56, gapY = 22;
+  const w = 218, h = 92, gapX = 52, gapY = 22;
   const place = new Map(report.stages.map(stage => [stage.name, [12 + stage.column * (w + gapX), 12 + stage.line * (h + gapY)]]));
   const columns = Math.max(...report.stages.map(stage => stage.column)) + 1, lines = Math.max(...report.stages.map(stage => stage.line)) + 1;
   const full = [columns * (w + gapX) - gapX + 24, lines * (h + gapY) - gapY + 24];
@@ -222,7 +231,7 @@ function graph(width) {
   const kinds = {"finished": "--green", "not running": "--quiet", "no answer": "--red", "behind": "--orange"};
   const nodes = report.stages.map(stage => {
     const [x, y] = place.get(stage.name), edge = kinds[stage.state] || "--blue";
-    const short = stage.name.length > 21 ? `${stage.name.slice(0, 20)}…` : stage.name;
+    const short = stage.name.length > 25 ? `${stage.name.slice(0, 24)}…` : stage.name;
     const lag = stage.rows_behind !== null ? `lag ${count(stage.rows_behind)}` : null;
     const delay = stage.watermark_delay !== null ? `watermark −${seconds(Math.max(0, stage.watermark_delay))}` : null;
     return svg("g", {}, svg("title", {}, `${stage.name}: ${stage.state}`),
@@ -247,7 +256,7 @@ function graph(width) {
     return found.length ? card(title, chart(half, found, format, [], `${title} of each stage over time`), note ? el("p", {class: "quiet", style: "margin:6px 0 0"}, note) : null) : null;
   };
   return [card("Graph", el("div", {class: "scroll", tabindex: 0, role: "group", "aria-label": "Graph, scrolls sideways"}, picture),
-      legend([]), el("div", {class: "legend"}, el("span", {}, "—— pointwise"), el("span", {}, "– – all to all"), el("span", {}, "····· table, read whole"))),
+      el("div", {class: "legend"}, el("span", {}, "—— pointwise"), el("span", {}, "– – all to all"), el("span", {}, "····· table, read whole"))),
     card("Stages", stages),
     el("div", {class: "two"}, curve("Rows per second", "rows_per_second", rate), curve("Lag in rows", "rows_behind", count),
       curve("Watermark behind the clock", "watermark_delay", seconds))];
@@ -291,7 +300,7 @@ function historyList(draw) {
     const line = el("tr", {class: "row", tabindex: 0, "aria-expanded": String(open), "data-key": key, onclick: toggle,
       onkeydown: event => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); toggle(); } }},
       cells.map((cell, i) => el("td", {class: columns[i][1]}, cell)));
-    return open ? [line, el("tr", {class: "detail"}, el("td", {colspan: columns.length}, detail(row, details.get(key))))] : [line];
+    return open ? [line, el("tr", {class: "detail"}, el("td", {colspan: columns.length}, el("div", {class: "inside"}, detail(row, details.get(key)))))] : [line];
   });
   if (!found.length) return [el("p", {class: "quiet"}, rows.length ? "No checkpoint fits the filter." : "No checkpoint has ended yet.")];
   const step = by => () => { view.page += by; draw(); };
@@ -316,14 +325,16 @@ function detail(row, vertices) {
   if (!vertices) return [list, el("p", {class: "quiet"}, "The parts of the instances are kept for the newest checkpoints only.")];
   const measures = vertices.flatMap(([, , instances]) => instances.map(instance => instance[1])).filter(Boolean);
   const longest = measures.reduce((a, measured) => Math.max(a, measured[0]), 0);
-  const columns = [["instance", ""], ["acknowledged after", "number"], ["", "wide"], ["start delay", "number"], ["alignment", "number"], ["sync", "number"], ["async", "number"], ["new", "number"], ["total", "number"], ["in flight", "number"]];
-  const parts = vertices.map(([stages, , instances]) => [
-    el("h3", {}, stages.join(" + "), " ", el("span", {class: "quiet", style: "font-weight:400"},
-      `${instances.filter(instance => instance[1]).length} of ${instances.filter(instance => !instance[2]).length} acknowledged`)),
-    table(columns, instances.slice(0, 200).map(([name, measured, finished]) => measured
+  const columns = [["stage, instance", ""], ["acknowledged after", "number"], ["", "wide"], ["start delay", "number"], ["alignment", "number"], ["sync", "number"],
+    ["async", "number"], ["new", "number"], ["total", "number"], ["in flight", "number"]];
+  const lines = vertices.flatMap(([stages, , instances]) => [
+    el("tr", {class: "group"}, el("td", {colspan: columns.length}, stages.join(" + "), el("span", {class: "quiet", style: "font-weight:400"},
+      instances.every(instance => instance[2]) ? "  finished before"
+        : `  ${instances.filter(instance => instance[1]).length} of ${instances.filter(instance => !instance[2]).length} acknowledged`))),
+    ...instances.slice(0, instances.every(instance => instance[2]) ? 0 : 200).map(([name, measured, finished]) => measured
       ? [name, seconds(measured[0]), phaseBar(measured, longest), ...measured.slice(1, 5).map(seconds), ...measured.slice(5, 8).map(bytes)]
-      : [name, el("span", {class: "quiet"}, finished ? "finished before" : "not acknowledged"), ...Array(8).fill("")]), `Instances of ${stages.join(", ")}`)]);
-  return [list, parts, legend(PHASES)];
+      : [name, finished ? "finished before" : pill("not acknowledged", "bad"), ...Array(8).fill("")])]);
+  return [list, table(columns, lines, "The parts of the instances"), legend(PHASES)];
 }
 
 // Summary
@@ -417,6 +428,7 @@ function show() {
     const chosen = button.dataset.tab === tab;
     button.setAttribute("aria-selected", String(chosen));
     button.tabIndex = chosen ? 0 : -1;
+    if (chosen) button.scrollIntoView({block: "nearest", inline: "nearest"});
   }
   const main = document.getElementById("main"), style = getComputedStyle(main);
   const width = main.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
@@ -448,7 +460,7 @@ function start() {
     : "Written once. dagster-checkpoints report writes it again.");
   if (report.refresh_seconds && report.running) {
     if (Date.now() / 1000 - report.written_at > 5 * report.refresh_seconds)
-      footer.prepend(el("strong", {}, `This page is ${seconds(Date.now() / 1000 - report.written_at)} old: the run may have ended without a word. `));
+      footer.prepend(el("strong", {}, `This page is ${seconds(Date.now() / 1000 - report.written_at)} old: the run may have been killed. `));
     setInterval(() => { if (!document.hidden && !view.text) location.reload(); }, 1000 * report.refresh_seconds);
   }
   let drawn = innerWidth;

@@ -185,11 +185,11 @@ def _instance(part: InstanceStatistics, names: tuple[str, ...]) -> InstancePart:
     return InstancePart(
         name,
         Measured(
-            after,
-            max(0.0, after - work),
-            measured.alignment_seconds,
-            measured.sync_seconds,
-            measured.async_seconds,
+            round(after, 4),
+            round(max(0.0, after - work), 4),
+            round(measured.alignment_seconds, 4),
+            round(measured.sync_seconds, 4),
+            round(measured.async_seconds, 4),
             measured.new_bytes,
             measured.total_bytes,
             measured.in_flight_bytes,
