@@ -26,6 +26,7 @@ from dagster_checkpoints.control.history import (
     InstancePart,
     Measured,
     Sample,
+    Setting,
     StageSample,
     VertexParts,
 )
@@ -115,7 +116,7 @@ def _events(epoch: int, own: list[CheckpointEntry], chance: random.Random) -> li
     begin = first - timedelta(seconds=50)
     instances = {stage: len(names) for stages, names in _CHAINS for stage in stages}
     instances |= {"departures": 2, "delays": 2} if epoch == 1 else {}
-    settings = {"interval": 60.0, "timeout": 45.0, "min_pause": 0.0, "max_concurrent": 1, "retained": 3, "mode": "exactly_once",
+    settings: dict[str, Setting] = {"interval": 60.0, "timeout": 45.0, "min_pause": 0.0, "max_concurrent": 1, "retained": 3, "mode": "exactly_once",
                 "unaligned": False, "aligned_checkpoint_timeout": None, "failover": "region", "until": "end"}  # fmt: skip
     restored = own[0].checkpoint_id - 1 or None
     found = [

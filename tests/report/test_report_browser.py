@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from bench.report import history_of, report_of
 from dagster_checkpoints.control.history import Entries
+from dagster_checkpoints.report.building import build_report
 from dagster_checkpoints.report.page import page
 from tests.report.browser import NAMES, Browser, found_browser
 
@@ -161,7 +163,15 @@ def test_texts_are_no_html(browser: Browser, tmp_path: Path) -> None:
 
 def test_a_pipeline_without_a_history(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "empty.html"
-    empty = report_of(history_of(1), entries=Entries(), status=None, running_epoch=None)
+    empty = build_report(
+        pipeline="flights",
+        url="file:///flights",
+        entries=Entries(),
+        status=None,
+        state="",
+        running_epoch=None,
+        now=datetime.now(UTC),
+    )
     file.write_bytes(page(empty))
     for fragment in TABS:
         browser.open(file, fragment)

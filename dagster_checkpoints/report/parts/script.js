@@ -288,7 +288,7 @@ function historyList(draw) {
   const found = rows.filter(filters[view.filter]).filter(row => !text || `${row.checkpoint_id} ${row.kind} ${row.reason} ${row.message}`.toLowerCase().includes(text));
   const pages = Math.max(1, Math.ceil(found.length / PAGE));
   view.page = Math.min(view.page, pages - 1);
-  const columns = [["id", ""], ["status", ""], ["acknowledged", "number"], ["triggered (UTC)", "wide"], ["duration", "number"], ["start delay", "number wide"],
+  const columns = [["id", ""], ["status", "stack"], ["acknowledged", "number"], ["triggered (UTC)", "wide"], ["duration", "number"], ["start delay", "number wide"],
     ["alignment", "number wide"], ["sync", "number wide"], ["async", "number wide"], ["new", "number wide"], ["total", "number"], ["in flight", "number wide"]];
   const lines = found.slice(view.page * PAGE, view.page * PAGE + PAGE).flatMap(row => {
     const key = `${row.epoch}-${row.checkpoint_id}`, open = view.open === key;
@@ -348,7 +348,7 @@ function summary() {
   return [...groups].map(([name, found]) => card(
     name || `All stages: ${count(found[0].count)} completed checkpoints`,
     name ? el("p", {class: "quiet", style: "margin:-8px 0 6px"}, `in ${count(found[0].count)} checkpoints: of the instances the slowest, bytes of all`) : null,
-    table(columns, found.map(line), name || "All stages")));
+    el("div", {class: "even"}, table(columns, found.map(line), name || "All stages"))));
 }
 
 // Time line

@@ -78,7 +78,7 @@ class HistoryRecorder:
                     stages=event.restarted,
                 )
             case JobRestarting(attempt, _, cause, stages):
-                text = cause[:_LONGEST_TEXT]
+                text = _readable(cause)
                 entry = EventEntry(at=at, epoch=self._epoch, kind="restarting", text=text, attempt=attempt, stages=stages)
             case StageFinished() if not event.restored:
                 entry = EventEntry(at=at, epoch=self._epoch, kind="stage_finished", stages=(event.stage,))
@@ -114,7 +114,7 @@ class HistoryRecorder:
                 stops_job=properties.stops_job,
                 location=record.location or "",
                 reason=record.reason.name if record.reason else "",
-                message=record.message[:_LONGEST_TEXT],
+                message=_readable(record.message),
                 measured=Measured.of_all(vertex.measured for vertex in vertices if vertex.measured is not None),
                 vertices=vertices,
             )
@@ -141,7 +141,7 @@ class HistoryRecorder:
         entry = EventEntry(at=at, epoch=self._epoch, kind="run_ended")
         if outcome is not None:
             status, ended_by = outcome.status.value, outcome.ended_by
-            text = outcome.message[:_LONGEST_TEXT]
+            text = _readable(outcome.message)
             entry = EventEntry(at=at, epoch=self._epoch, kind="run_ended", text=text, status=status, ended_by=ended_by)
         self._events.append(entry)
 
@@ -165,6 +165,11 @@ def settings_of(options: JobOptions) -> Mapping[str, Setting]:
         "lease_seconds": options.lease_seconds,
         "max_queued_bytes": options.max_queued_bytes,
     }
+
+
+def _readable(text: str) -> str:
+    """A text of an error as far as the report shows it; '?' for what cannot be encoded, as in some names of files."""
+    return text[:_LONGEST_TEXT].encode(errors="replace").decode()
 
 
 def _vertex(vertex: VertexStatistics, names: tuple[str, ...]) -> VertexParts:
