@@ -23,9 +23,9 @@ from dagster_checkpoints.control.history import (
     CheckpointEntry,
     Entries,
     EventEntry,
+    HistorySample,
     InstancePart,
     Measured,
-    Sample,
     Setting,
     StageSample,
     VertexParts,
@@ -33,7 +33,7 @@ from dagster_checkpoints.control.history import (
 from dagster_checkpoints.control.history_segments import HistorySegments, read_history
 from dagster_checkpoints.report.building import build_report
 from dagster_checkpoints.report.page import page
-from dagster_checkpoints.report.values import Report
+from dagster_checkpoints.report.values import PipelineReport
 from dagster_checkpoints.storage import CheckpointStorage, Owner, open_store
 
 BEGIN = datetime(2026, 1, 31, 6, 0, tzinfo=UTC)
@@ -116,8 +116,17 @@ def _events(epoch: int, own: list[CheckpointEntry], chance: random.Random) -> li
     begin = first - timedelta(seconds=50)
     instances = {stage: len(names) for stages, names in _CHAINS for stage in stages}
     instances |= {"departures": 2, "delays": 2} if epoch == 1 else {}
-    settings: dict[str, Setting] = {"interval": 60.0, "timeout": 45.0, "min_pause": 0.0, "max_concurrent": 1, "retained": 3, "mode": "exactly_once",
-                "unaligned": False, "aligned_checkpoint_timeout": None, "failover": "region", "until": "end"}  # fmt: skip
+    settings: dict[str, Setting] = {
+        "interval": 60.0,
+        "timeout": 45.0,
+        "max_concurrent": 1,
+        "retained": 3,
+        "mode": "exactly_once",
+        "unaligned": False,
+        "aligned_checkpoint_timeout": None,
+        "failover": "region",
+        "until": "end",
+    }
     restored = own[0].checkpoint_id - 1 or None
     found = [
         EventEntry(at=begin, epoch=epoch, kind="run_started", run_id=f"{'3fa90c'[epoch:]}{epoch}1d7", instances=instances,
@@ -143,7 +152,7 @@ def _events(epoch: int, own: list[CheckpointEntry], chance: random.Random) -> li
     return found
 
 
-def _samples(entries: list[CheckpointEntry], chance: random.Random) -> tuple[Sample, ...]:
+def _samples(entries: list[CheckpointEntry], chance: random.Random) -> tuple[HistorySample, ...]:
     found, rows, behind = [], 0.0, 4000.0
     for entry in entries:
         rows += max(0.0, chance.gauss(21_000, 5_000))
@@ -160,7 +169,7 @@ def _samples(entries: list[CheckpointEntry], chance: random.Random) -> tuple[Sam
             )
             for name, emitted, lag, delay in seen
         }
-        found.append(Sample(at, entry.epoch, stages))
+        found.append(HistorySample(at, entry.epoch, stages))
     return tuple(found)
 
 
@@ -206,7 +215,7 @@ def status_of(entries: Entries, epoch: int) -> PipelineStatus:
     )
 
 
-def report_of(entries: Entries, **fields: Any) -> Report:
+def report_of(entries: Entries, **fields: Any) -> PipelineReport:
     """The report of this history, while its last run lives."""
     status = status_of(entries, entries.checkpoints[-1].epoch)
     values: dict[str, Any] = {

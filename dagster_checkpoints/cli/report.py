@@ -15,7 +15,7 @@ from dagster_checkpoints.control import PipelineStatus, last_sign, read_status
 from dagster_checkpoints.control.history_segments import read_history
 from dagster_checkpoints.report.building import build_report
 from dagster_checkpoints.report.page import as_json, page
-from dagster_checkpoints.report.values import Report
+from dagster_checkpoints.report.values import PipelineReport
 from dagster_checkpoints.storage import CheckpointStorage, CorruptStatus, PipelineState, describe_end
 
 
@@ -50,7 +50,7 @@ def report(options: StorageOptions, output: str | None) -> None:
         click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {problem}", err=True)
 
 
-def _report(storage: CheckpointStorage, state: PipelineState) -> Report:
+def _report(storage: CheckpointStorage, state: PipelineState) -> PipelineReport:
     entries, problems = read_history(storage)
     status: PipelineStatus | None = None
     try:

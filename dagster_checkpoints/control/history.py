@@ -190,7 +190,7 @@ class StageSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     watermark_ms: int | None = None
 
 
-class Sample(msgspec.Struct, frozen=True):
+class HistorySample(msgspec.Struct, frozen=True):
     """All stages at one moment: wall clock and epoch of the run, and the stages by name."""
 
     at: Moment
@@ -203,7 +203,7 @@ class Entries(msgspec.Struct, frozen=True):
 
     checkpoints: tuple[CheckpointEntry, ...] = ()
     events: tuple[EventEntry, ...] = ()
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[HistorySample, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.checkpoints or self.events or self.samples)

@@ -10,7 +10,7 @@ from dagster_checkpoints.control import PipelineStatus
 from dagster_checkpoints.control.history import CheckpointEntry, Entries, Measured
 from dagster_checkpoints.report.stages import edges, series, stages
 from dagster_checkpoints.report.timeline import runs, timeline
-from dagster_checkpoints.report.values import CheckpointDetail, CheckpointRow, Counts, PendingRow, Report, SummaryRow
+from dagster_checkpoints.report.values import CheckpointDetail, CheckpointRow, Counts, PendingRow, PipelineReport, SummaryRow
 
 DETAILED = 200
 """Number of the newest checkpoints of which the report shows each instance."""
@@ -39,7 +39,7 @@ def build_report(
     now: datetime,
     refresh_seconds: float | None = None,
     problems: Sequence[str] = (),
-) -> Report:
+) -> PipelineReport:
     """The report of a pipeline.
 
     Args:
@@ -58,7 +58,7 @@ def build_report(
     running = status is not None and status.epoch == running_epoch
     started = [event for event in entries.events if event.kind == "run_started"]
     found = runs(entries, running_epoch)
-    return Report(
+    return PipelineReport(
         pipeline=pipeline,
         storage=url,
         written_at=now.timestamp(),

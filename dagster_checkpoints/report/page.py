@@ -14,14 +14,14 @@ from typing import Any
 import msgspec
 
 from dagster_checkpoints.control.history import Measured
-from dagster_checkpoints.report.values import CheckpointRow, Report
+from dagster_checkpoints.report.values import CheckpointRow, PipelineReport
 
 _PARTS = {"/*STYLE*/": "style.css", "/*SCRIPT*/": "script.js"}
 # In a JSON text these characters occur within strings only.
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
-def page(report: Report) -> bytes:
+def page(report: PipelineReport) -> bytes:
     """The page, as UTF-8."""
     begin, end = _template()
     title = html.escape(f"{report.pipeline} · checkpoints")
@@ -31,7 +31,7 @@ def page(report: Report) -> bytes:
     return f"{begin.replace('<!--TITLE-->', title)}{data}{end}".encode()
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: PipelineReport) -> dict[str, Any]:
     """The report for programs: as in the page, and each value with its name."""
 
     def measures(measured: Measured | None) -> dict[str, float] | None:
@@ -58,7 +58,7 @@ def as_json(report: Report) -> dict[str, Any]:
     return {**msgspec.structs.asdict(report), "details": details}
 
 
-def _compact(report: Report) -> dict[str, Any]:
+def _compact(report: PipelineReport) -> dict[str, Any]:
     """The report with a list for each checkpoint, in the order of `columns`: the names of fields are written once."""
     rows = [msgspec.structs.astuple(row) for row in report.checkpoints]
     return {**msgspec.structs.asdict(report), "columns": CheckpointRow.__struct_fields__, "checkpoints": rows}

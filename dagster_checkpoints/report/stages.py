@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from dagster_checkpoints.control import PipelineStatus, StageStatus
-from dagster_checkpoints.control.history import Sample
+from dagster_checkpoints.control.history import HistorySample
 from dagster_checkpoints.pipeline import fused_sources, links
 from dagster_checkpoints.report.values import EdgeRow, StageRow, StageSeries
 
@@ -28,7 +28,7 @@ def edges(status: PipelineStatus) -> tuple[EdgeRow, ...]:
     return tuple(EdgeRow(source=a, target=b, how="pointwise") for chain, first in inside for a, b in links(chain, first))
 
 
-def stages(status: PipelineStatus, samples: Sequence[Sample], *, running: bool) -> tuple[StageRow, ...]:
+def stages(status: PipelineStatus, samples: Sequence[HistorySample], *, running: bool) -> tuple[StageRow, ...]:
     """The stages, in topological order, with their places in a drawing from left to right.
 
     Args:
@@ -66,7 +66,7 @@ def stages(status: PipelineStatus, samples: Sequence[Sample], *, running: bool) 
     return tuple(found)
 
 
-def series(samples: Sequence[Sample]) -> tuple[StageSeries, ...]:
+def series(samples: Sequence[HistorySample]) -> tuple[StageSeries, ...]:
     """The curves of all stages, in the order of their first samples."""
     step = max(1, -(-len(samples) // _POINTS))
     picked = _with_breaks(list(samples[::-step])[::-1])
@@ -74,17 +74,17 @@ def series(samples: Sequence[Sample]) -> tuple[StageSeries, ...]:
     return tuple(_series(name, picked) for name in names)
 
 
-def _with_breaks(samples: Sequence[Sample]) -> list[Sample]:
+def _with_breaks(samples: Sequence[HistorySample]) -> list[HistorySample]:
     """The samples, with an empty one between those of two runs: the curves are interrupted there."""
-    found: list[Sample] = []
+    found: list[HistorySample] = []
     for sample in samples:
         if found and found[-1].epoch != sample.epoch:
-            found.append(Sample(sample.at, sample.epoch, {}))
+            found.append(HistorySample(sample.at, sample.epoch, {}))
         found.append(sample)
     return found
 
 
-def _series(name: str, samples: Sequence[Sample]) -> StageSeries:
+def _series(name: str, samples: Sequence[HistorySample]) -> StageSeries:
     rates: list[float | None] = [None]
     rates += [_rate(before, after, name) for before, after in pairwise(samples)]
     of_stage = [sample.stages.get(name) for sample in samples]
@@ -100,7 +100,7 @@ def _series(name: str, samples: Sequence[Sample]) -> StageSeries:
     )
 
 
-def _rate(before: Sample, after: Sample, name: str) -> float | None:
+def _rate(before: HistorySample, after: HistorySample, name: str) -> float | None:
     """Rows per second between two samples; None across runs, and if a restart has taken rows back."""
     old, new = before.stages.get(name), after.stages.get(name)
     seconds = (after.at - before.at).total_seconds()
@@ -109,7 +109,7 @@ def _rate(before: Sample, after: Sample, name: str) -> float | None:
     return (new.rows - old.rows) / seconds if new.rows >= old.rows else None
 
 
-def _rates_now(status: PipelineStatus, samples: Sequence[Sample]) -> dict[str, float]:
+def _rates_now(status: PipelineStatus, samples: Sequence[HistorySample]) -> dict[str, float]:
     own = [sample for sample in samples if sample.epoch == status.epoch][-2:]
     if len(own) < 2:
         return {}

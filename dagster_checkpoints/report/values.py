@@ -184,7 +184,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     savepoints: int
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class PipelineReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole report.
 
     Attributes:

@@ -15,11 +15,19 @@ from hypothesis import strategies as st
 
 from bench.report import history_of, report_of, status_of
 from dagster_checkpoints.control import InstanceStatus, PipelineStatus, StageStatus
-from dagster_checkpoints.control.history import CheckpointEntry, Entries, EventEntry, Measured, Sample, StageSample, VertexParts
+from dagster_checkpoints.control.history import (
+    CheckpointEntry,
+    Entries,
+    EventEntry,
+    HistorySample,
+    Measured,
+    StageSample,
+    VertexParts,
+)
 from dagster_checkpoints.report.building import DETAILED, build_report
 from dagster_checkpoints.report.page import as_json, page
 from dagster_checkpoints.report.stages import series
-from dagster_checkpoints.report.values import Report
+from dagster_checkpoints.report.values import PipelineReport
 
 AT = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -46,7 +54,7 @@ def checkpoint(number: int, seconds: float = 1.0, **fields: Any) -> CheckpointEn
     return CheckpointEntry(checkpoint_id=number, **{**values, **fields})
 
 
-def report(*events: EventEntry, checkpoints: Any = (), samples: Any = (), **fields: Any) -> Report:
+def report(*events: EventEntry, checkpoints: Any = (), samples: Any = (), **fields: Any) -> PipelineReport:
     values: dict[str, Any] = {"status": None, "state": "running", "running_epoch": None, "now": at(10_000)}
     entries = Entries(tuple(checkpoints), tuple(events), tuple(samples))
     return build_report(pipeline="flights", url="file:///checkpoints/flights", entries=entries, **{**values, **fields})
@@ -166,13 +174,15 @@ def test_the_summary_of_each_vertex() -> None:
 
 def test_curves_are_interrupted_between_runs_and_where_rows_are_taken_back() -> None:
     rows = [(0, 1, 0), (10, 1, 50), (20, 1, 20), (30, 1, 40), (60, 2, 100), (70, 2, 110)]
-    (curve,) = series([Sample(at(seconds), epoch, {"live": StageSample(count, None, 0)}) for seconds, epoch, count in rows])
+    (curve,) = series(
+        [HistorySample(at(seconds), epoch, {"live": StageSample(count, None, 0)}) for seconds, epoch, count in rows]
+    )
     assert curve.rows_per_second == (None, 5.0, None, 2.0, None, None, 1.0)
     assert [delay is None for delay in curve.watermark_delay] == [False] * 4 + [True] + [False] * 2
 
 
 def test_a_long_curve_has_as_many_points_as_a_screen_shows() -> None:
-    samples = [Sample(at(60 * number), 1, {"live": StageSample(600 * number)}) for number in range(10_000)]
+    samples = [HistorySample(at(60 * number), 1, {"live": StageSample(600 * number)}) for number in range(10_000)]
     (curve,) = series(samples)
     assert len(curve.times) <= 240 and curve.times[-1] == samples[-1].at.timestamp()
     assert set(curve.rows_per_second[1:]) == {10.0}

@@ -13,9 +13,9 @@ from dagster_checkpoints.control.history import (
     CheckpointEntry,
     Entries,
     EventEntry,
+    HistorySample,
     InstancePart,
     Measured,
-    Sample,
     StageSample,
     VertexParts,
     decode_segment,
@@ -63,7 +63,7 @@ def test_what_is_written_is_read(storage: CheckpointStorage) -> None:
     entries = Entries(
         (checkpoint(1), checkpoint(2)),
         (EventEntry(at=AT, epoch=1, kind="run_started", run_id="a", instances={"live": 2}, settings={"interval": None}),),
-        (Sample(AT, 1, {"live": StageSample(5, None, -1)}),),
+        (HistorySample(AT, 1, {"live": StageSample(5, None, -1)}),),
     )
     HistorySegments(storage, 1).append(entries)
     assert read_history(storage) == (entries, ())

@@ -5,7 +5,6 @@ It must not know files, nor when they are written.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
@@ -14,9 +13,9 @@ from dagster_checkpoints.control.history import (
     CheckpointEntry,
     Entries,
     EventEntry,
+    HistorySample,
     InstancePart,
     Measured,
-    Sample,
     Setting,
     StageSample,
     VertexParts,
@@ -29,8 +28,21 @@ from dagster_checkpoints.spark.job.job_options import JobOptions
 
 _LONGEST_PAUSE = 60.0
 _SHARE = 0.01
-_UNREACHED = frozenset({"checkpoints_after_tasks_finish", "max_queued", "keep_on_finish", "history"})
-"""Settings of the coordinator that no user can change."""
+_SETTINGS = (
+    "interval",
+    "interval_during_backlog",
+    "backlog_rows",
+    "initial_delay",
+    "min_pause",
+    "timeout",
+    "max_concurrent",
+    "tolerable_failed_checkpoints",
+    "retained",
+    "mode",
+    "unaligned",
+    "aligned_checkpoint_timeout",
+)
+"""The settings of checkpoints that users can change."""
 _LONGEST_TEXT = 4_000
 
 
@@ -51,7 +63,7 @@ class HistoryRecorder:
         self._stop = ""
         self._sampled_at: datetime | None = None
         self._checkpoints: list[CheckpointEntry] = []
-        self._samples: list[Sample] = []
+        self._samples: list[HistorySample] = []
         self._events = [
             EventEntry(
                 at=started_at,
@@ -134,7 +146,7 @@ class HistoryRecorder:
             return
         self._sampled_at = status.updated_at
         stages = {stage.name: _sample(stage) for stage in status.stages}
-        self._samples.append(Sample(status.updated_at, status.epoch, stages))
+        self._samples.append(HistorySample(status.updated_at, status.epoch, stages))
 
     def run_ended(self, outcome: JobOutcome | None, at: datetime) -> None:
         """The run ends; `outcome` is None if its job has not come to an end of its own."""
@@ -154,9 +166,8 @@ class HistoryRecorder:
 
 def settings_of(options: JobOptions) -> Mapping[str, Setting]:
     """The settings of a run that concern its checkpoints and restarts."""
-    checkpoints = {name: value for name, value in dataclasses.asdict(options.checkpoints).items() if name not in _UNREACHED}
     return {
-        **checkpoints,
+        **{name: getattr(options.checkpoints, name) for name in _SETTINGS},
         "restart": str(options.restart),
         "failover": options.failover,
         "until": options.until,

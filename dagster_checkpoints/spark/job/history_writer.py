@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 
 from dagster_checkpoints.control import PipelineStatus
-from dagster_checkpoints.control.history import Entries
+from dagster_checkpoints.control.history import Entries, StageSample
 from dagster_checkpoints.control.history_segments import HistorySegments
 from dagster_checkpoints.report.building import build_report
 from dagster_checkpoints.report.page import page
@@ -40,6 +40,7 @@ class HistoryWriter:
         self._waiting: list[Entries] = []
         self._entries_due = self._page_due = monotonic()
         self._news = True
+        self._shown: dict[str, StageSample] = {}
         self._failing = False
 
     def add(self, entries: Entries) -> None:
@@ -58,7 +59,7 @@ class HistoryWriter:
             if self._waiting and (ended or now >= self._entries_due or any(each.events for each in self._waiting)):
                 self._entries_due = now + _ENTRIES_SECONDS
                 waiting, self._waiting = Entries.joined(self._waiting), []
-                self._news = self._news or bool(waiting.checkpoints or waiting.events) or _moved(waiting)
+                self._news = self._news or bool(waiting.checkpoints or waiting.events) or self._moved(waiting)
                 self._segments.append(waiting)
             if self._news and (ended or (now >= self._page_due and status.stages)):
                 self._page_due = now + PAGE_SECONDS
@@ -84,7 +85,7 @@ class HistoryWriter:
         )
         self._storage.store.put(self._storage.layout.report, page(report))
 
-
-def _moved(entries: Entries) -> bool:
-    """Whether a stage has emitted rows between two of these samples."""
-    return any(before.stages != after.stages for before, after in zip(entries.samples, entries.samples[1:], strict=False))
+    def _moved(self, entries: Entries) -> bool:
+        """Whether a stage has moved since the newest sample of the last entries."""
+        before, self._shown = self._shown, entries.samples[-1].stages if entries.samples else self._shown
+        return before != self._shown
