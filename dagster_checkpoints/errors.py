@@ -142,6 +142,10 @@ class CorruptStatus(StorageError):
     """``status.json`` cannot be read. It is for display: the pipeline does not need it."""
 
 
+class CorruptHistory(StorageError):
+    """A file in ``history/`` cannot be read. It is for the report: the pipeline does not need it."""
+
+
 class UnknownRequest(StorageError):
     """No request has this id, or the request was answered long ago and its files have been deleted."""
 

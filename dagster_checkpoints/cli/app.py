@@ -16,6 +16,7 @@ _COMMANDS = {
     "show": ("show", "show", "A checkpoint or savepoint in detail, or the pipeline's progress."),
     "watch": ("watch", "watch", "The progress of the running pipeline, live."),
     "health": ("health", "health", "Whether the pipeline is healthy: an exit code for cron and probes."),
+    "report": ("report", "report", "Write the page of checkpoints: history, summary, graph, time line."),
     "check": ("check", "check", "Build and check the plan of every stage, without data."),
     "graph": ("graphs", "graph", "A drawing of stages, chains, roots and finished stages."),
     "trigger": ("requests", "trigger", "Request a checkpoint of the running pipeline now."),

@@ -36,6 +36,8 @@ from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
 _SUCCESS = AcknowledgeAnswer.SUCCESS  # read at every event, and a look-up in an enumeration is slow
 _WINDOW = 10_000
 """Number of the latest values over which percentiles are taken, as in Flink."""
+_UNTAKEN = 1_000
+"""Number of ended checkpoints that wait for :meth:`CheckpointStatistics.take_ended`."""
 
 
 class _Quantity:
@@ -104,6 +106,7 @@ class CheckpointStatistics:
         self._numbers: Counter[str] = Counter()
         self._in_progress: dict[int, tuple[CheckpointRecord, dict[TaskId, Acknowledgement]]] = {}
         self._history: deque[CheckpointRecord] = deque(maxlen=history)
+        self._untaken: deque[CheckpointRecord] = deque(maxlen=_UNTAKEN)
         self._quantities = [_Quantity() for _ in range(4)]
         self.latest_completed: CheckpointRecord | None = None
         """The latest completed checkpoint, not savepoint."""
@@ -134,6 +137,12 @@ class CheckpointStatistics:
         if checkpoint_id in self._in_progress:
             return self._in_progress[checkpoint_id][0]
         return next((record for record in self._history if record.checkpoint_id == checkpoint_id), None)
+
+    def take_ended(self) -> tuple[CheckpointRecord, ...]:
+        """The checkpoints that have ended since the last call, the oldest first; of more than 1,000 the latest."""
+        taken = tuple(self._untaken)
+        self._untaken.clear()
+        return taken
 
     # Input
 
@@ -191,7 +200,7 @@ class CheckpointStatistics:
             self.latest_savepoint = record
         else:
             self.latest_completed = record
-        self._history.append(record)
+        self._ended(record)
 
     def _failed(self, action: CheckpointFailed, now: float) -> None:
         self._numbers["failed"] += 1
@@ -200,4 +209,8 @@ class CheckpointStatistics:
         record, _ = self._in_progress.pop(action.checkpoint_id)
         record = replace(record, status=CheckpointStatus.FAILED, ended_at=now, reason=action.reason, message=action.message)
         self.latest_failed = record
+        self._ended(record)
+
+    def _ended(self, record: CheckpointRecord) -> None:
         self._history.append(record)
+        self._untaken.append(record)

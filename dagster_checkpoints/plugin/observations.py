@@ -13,12 +13,14 @@ from typing import Any
 
 import dagster as dg
 
+from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.event_time import event_time_metadata
 from dagster_checkpoints.plugin.observation_schedule import ObservationSchedule
 from dagster_checkpoints.plugin.stage_assets import StageAssets, checkpoints_key
 from dagster_checkpoints.plugin.start_lines import query_name
 from dagster_checkpoints.spark.job.events import CheckpointDone, CheckpointNotDone, StageProgress
+from dagster_checkpoints.storage.layout import REPORT
 
 STAGE_LABELS = (
     "rows",
@@ -60,6 +62,7 @@ class PipelineObservations:
 
     Attributes:
         queries: For every stage the stages that share its query; set when the job starts.
+        directory: URL of the pipeline's directory in storage, which has the report; "" before the run owns the pipeline.
         checkpoint: The newest completed checkpoint of this run.
     """
 
@@ -73,6 +76,7 @@ class PipelineObservations:
         wall: Callable[[], datetime],
     ) -> None:
         self.queries: Mapping[str, tuple[str, ...]] = {}
+        self.directory = ""
         self.checkpoint: CheckpointDone | None = None
         self._context = context
         self._pipeline = pipeline
@@ -192,6 +196,7 @@ class PipelineObservations:
             "longest_duration_seconds": round(self._longest, 3),
             "completed": event.completed,
             "failed": event.failed,
+            **_report_in(self.directory),
         }
         self._context.log_event(dg.AssetObservation(checkpoints_key(self._pipeline.name), metadata=metadata))
         finished = f"; finished: {', '.join(event.finished_stages)}" if event.finished_stages else ""
@@ -210,6 +215,16 @@ class PipelineObservations:
         which = f"Checkpoint {event.checkpoint_id}" if event.checkpoint_id is not None else "A checkpoint"
         more = f" ({skipped} more for this reason since the last line)" if skipped else ""
         return f"{which} failed ({event.reason}): {event.message}{more}"
+
+
+def _report_in(directory: str) -> dict[str, Any]:
+    """The link to the report that the run writes."""
+    if not directory:
+        return {}
+    path = local_path(directory)
+    if path is None:
+        return {"report": dg.MetadataValue.url(f"{directory}/{REPORT}")}
+    return {"report": dg.MetadataValue.path(str(path / REPORT))}
 
 
 def _rounded(number: float) -> float:

@@ -35,6 +35,7 @@ from dagster_checkpoints.spark.job.events import (
     JobEvent,
     JobRestarting,
     JobStarted,
+    PipelineAcquired,
     SavepointDone,
     SinkCommitted,
     SourceAnswered,
@@ -127,6 +128,8 @@ class RunReporter:
                 if isinstance(start, JobStarted):
                     self._materializations.job_started(start)
                     self._observations.queries = {stage: chain for chain in start.chains for stage in chain}
+                if isinstance(start, PipelineAcquired):
+                    self._observations.directory = start.storage
                 self._log(logging.INFO, start_line(start, self._pipeline, self._interval))
                 if isinstance(start, FirstBatch):
                     self._observations.runs(*start.stages)

@@ -10,6 +10,8 @@
     <root>/<pipeline>/savepoints/savepoint-43-<name>-<token>/_incomplete   while it is being written
     <root>/<pipeline>/requests/<id>.json                  a request; <id>.accepted.json, <id>.answer.json: its answers
     <root>/<pipeline>/status.json                         the job's status, for display
+    <root>/<pipeline>/history/<epoch>-<number>.json       what runs did, for the report
+    <root>/<pipeline>/report.html                         the report, written while a run lives
 
 A *location* is a checkpoint's directory relative to the pipeline's, such as ``checkpoints/chk-42-3``: it
 stays valid when the whole root is moved or copied. The location of a savepoint outside the pipeline's directory is its URL.
@@ -31,9 +33,11 @@ METADATA = "_metadata"
 INCOMPLETE = "_incomplete"
 STATE = "state/"
 SAVEPOINTS = "savepoints"
+REPORT = "report.html"
 _PIPELINE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 _CHECKPOINT = re.compile(r"checkpoints/chk-(\d+)-(\d+)")
 _SAVEPOINT = re.compile(r"savepoint-(\d+)(?:-(.+?))??(?:-[0-9a-f]{6})?")
+_HISTORY = re.compile(r"(\d+)-(\d+)\.json")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,127}")
 _ACCEPTED = ".accepted"
@@ -45,6 +49,13 @@ class CheckpointKey(NamedTuple):
 
     checkpoint_id: int
     epoch: int
+
+
+class HistoryKey(NamedTuple):
+    """A file in ``history/``: the epoch of the owner that writes it, and its number, from 1; a later file is larger."""
+
+    epoch: int
+    number: int
 
 
 RequestPart = Literal["request", "accepted", "answer"]
@@ -143,6 +154,22 @@ class Layout:
     @property
     def status(self) -> str:
         return f"{self.pipeline}/status.json"
+
+    @property
+    def report(self) -> str:
+        return f"{self.pipeline}/{REPORT}"
+
+    @property
+    def history(self) -> str:
+        return f"{self.pipeline}/history/"
+
+    def history_segment(self, key: HistoryKey) -> str:
+        return f"{self.history}{key.epoch}-{key.number}.json"
+
+    def parse_history(self, key: str) -> HistoryKey | None:
+        """The epoch and number in a key below ``history/``; None if this package writes no such file."""
+        match = _HISTORY.fullmatch(key.removeprefix(self.history))
+        return HistoryKey(int(match[1]), int(match[2])) if match else None
 
     @property
     def requests(self) -> str:

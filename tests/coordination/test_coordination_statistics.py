@@ -242,6 +242,18 @@ def test_percentiles_are_taken_over_the_latest_values_alone(graph_of: Graphs, mo
     assert job.statistics.summary.duration == Distribution(3, 1, 9, 4, (1, 2))
 
 
+def test_ended_checkpoints_are_taken_once_however_short_the_history_is(graph_of: Graphs) -> None:
+    job = Job(graph_of)
+    for checkpoint_id in (1, 2, 3):
+        job.trigger(str(checkpoint_id))
+        job.complete(checkpoint_id, 1.0)
+    job.trigger("4")
+    assert [record.checkpoint_id for record in job.statistics.take_ended()] == [1, 2, 3]
+    assert job.statistics.take_ended() == ()
+    job.complete(4, 1.0)
+    assert [record.checkpoint_id for record in job.statistics.take_ended()] == [4]
+
+
 def test_several_tasks_together_have_the_times_of_the_slowest_and_the_bytes_of_all() -> None:
     one = TaskStatistics(
         True, alignment_seconds=1, sync_seconds=2, async_seconds=9, new_bytes=1, total_bytes=2, in_flight_bytes=3

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
+import pytest
 
 from dagster_checkpoints import CheckpointCoordinatorResource, ParquetSink, Pipeline, bounded_source, stage, unbounded_source
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
@@ -190,6 +192,21 @@ def test_the_order_of_metadata_in_a_stages_observation(tmp_path: Path, recorder:
         "completed": 3,
         "failed": 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("storage", "report_at"),
+    [
+        ("s3://b/numbers", dg.MetadataValue.url("s3://b/numbers/report.html")),
+        ("file:///a%20b/numbers", dg.MetadataValue.path("/a b/numbers/report.html")),
+    ],
+)
+def test_the_checkpoints_link_the_report(
+    storage: str, report_at: dg.MetadataValue[Any], reporter: RunReporter, recorder: Recorder
+) -> None:
+    report(reporter, PipelineAcquired(storage, 3, 0.1), STARTED, checkpoint(1))
+    (shown,) = [each for each in recorder.events if each.asset_key == dg.AssetKey(["checkpoints", "numbers"])]
+    assert shown.metadata["report"] == report_at
 
 
 def test_rows_dropped_as_late_are_shown_by_the_stage_that_dropped_them(reporter: RunReporter, recorder: Recorder) -> None:

@@ -9,10 +9,17 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
+from dagster_checkpoints.control.history_segments import read_history
 from dagster_checkpoints.coordination import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.spark.errors import JobFailedError, StageFailedError
-from dagster_checkpoints.spark.job.events import CheckpointNotDone, JobRestarting, JobStarted, StageFinished
+from dagster_checkpoints.spark.job.events import (
+    CheckpointNotDone,
+    JobRestarting,
+    JobStarted,
+    PipelineAcquired,
+    StageFinished,
+)
 from dagster_checkpoints.storage import CheckpointStorage, StorageUnavailable, open_store
 from resources.embedded_s3 import EmbeddedS3
 
@@ -25,6 +32,36 @@ def take_checkpoint(job: Any) -> Any:
     job.ask("checkpoint")
     job.wait_until(lambda: len(job.checkpoints()) > before)
     return job.checkpoints()[-1]
+
+
+def check_history(job: Any, storage: CheckpointStorage, status: str, ended_by: str = "") -> None:
+    """The history, and the page, have every checkpoint and every restart of a job that has ended."""
+    epoch = job.of(PipelineAcquired)[0].epoch
+    with storage:
+        entries, problems = read_history(storage)
+        written = storage.store.get(storage.layout.report).decode()
+    assert problems == ()
+    own = [entry for entry in entries.checkpoints if entry.epoch == epoch]
+    assert [entry.checkpoint_id for entry in own if entry.status == "completed"] == [
+        done.checkpoint_id for done in job.checkpoints()
+    ]
+    failed = [(event.checkpoint_id, event.reason) for event in job.of(CheckpointNotDone) if event.checkpoint_id is not None]
+    kept = [(entry.checkpoint_id, entry.reason) for entry in own if entry.status == "failed"]
+    assert kept[: len(failed)] == failed
+    assert {reason for _, reason in kept[len(failed) :]} <= {"CHECKPOINT_COORDINATOR_SHUTDOWN"}, "no event reports these"
+    for entry in own:
+        names = [part.name for vertex in entry.vertices for part in vertex.instances if part.measured is not None]
+        assert len(names) == entry.acknowledged <= entry.expected
+    events = [event for event in entries.events if event.epoch == epoch]
+    assert [event.attempt for event in events if event.kind == "restarting"] == [each.attempt for each in job.of(JobRestarting)]
+    assert [event.checkpoint_id for event in events if event.kind == "job_started"] == [
+        started.restored_checkpoint for started in job.of(JobStarted)
+    ]
+    assert events[0].kind == "run_started" and events[0].settings["interval"] is not None
+    assert (events[-1].kind, events[-1].status, events[-1].ended_by) == ("run_ended", status, ended_by)
+    rows = [sample.stages[stage].rows for sample in entries.samples if sample.epoch == epoch for stage in sample.stages]
+    assert any(rows)
+    assert f'"checkpoint_id":{own[-1].checkpoint_id},"epoch":{epoch}' in written and "the run has ended" in written
 
 
 def in_hours(frame: Any) -> Any:
@@ -104,6 +141,7 @@ def test_a_stage_that_raises_is_restarted_from_the_checkpoint(lab: Any) -> None:
     job.wait_for(JobRestarting, lambda event: event.attempt == 3)
     job.drain()  # no run is alive at this moment
     job.finished()
+    check_history(job, lab.storage(pipeline.name), "FINISHED", "drain")
     assert built.count("history") == 1
     lab.check(in_hours(lab.table("history", ROWS).unionByName(lab.table("live", ROWS))), "hours")
 
@@ -224,6 +262,7 @@ def test_a_whole_run_on_s3_survives_an_outage_and_fails_when_it_lasts(lab: Any) 
         job.wait_until(lambda: len(job.checkpoints()) > after)
         job.cancel()
         assert job.result().status == "CANCELED"
+        check_history(job, storage(), "CANCELED")
 
         more()
         strict = lab.start(pipeline, storage=storage(), interval=0.5, checkpoints={"tolerable_failed_checkpoints": 1})
@@ -236,6 +275,7 @@ def test_a_whole_run_on_s3_survives_an_outage_and_fails_when_it_lasts(lab: Any) 
         assert ended.status == "FAILED"
         assert isinstance(ended.error, JobFailedError) and "tolerable_failed_checkpoints" in str(ended.error)
         assert len(strict.of(CheckpointNotDone)) == 2
+        check_history(strict, storage(), "FAILED")
 
         with s3.outage():
             unreachable = lab.start(pipeline, storage=storage())
@@ -247,8 +287,10 @@ def test_a_whole_run_on_s3_survives_an_outage_and_fails_when_it_lasts(lab: Any) 
         wait_for_rows(last)
         last.drain()
         last.finished()
+        check_history(last, storage(), "FINISHED", "drain")
         lab.check(in_hours(lab.table("live", ROWS)), "hours")
         keys = [one["Key"] for one in s3.client().list_objects_v2(Bucket=s3.bucket).get("Contents", [])]
-        assert keys == ["root/cloud/state.json", "root/cloud/status.json"], (
-            "only the state and the status of a finished job are left"
-        )
+        *kept, report, state, status = keys
+        assert [state, status] == ["root/cloud/state.json", "root/cloud/status.json"]
+        assert report == "root/cloud/report.html"
+        assert {key.rpartition("/")[0] for key in kept} == {"root/cloud/history"}, "a finished job leaves no checkpoint"

@@ -182,8 +182,7 @@ class JobExecution:
         took = time.monotonic() - began
         box = RequestBox(self.storage.store, self.storage.layout)
         answers = ThreadPoolExecutor(1, thread_name_prefix="answers")
-        seconds = self.options.status_seconds
-        status = StatusReporter(self.pipeline, self.storage, self.run_id, seconds, self._log, metrics=metrics)
+        status = StatusReporter(self.pipeline, self.storage, self.run_id, self.options, self._log, metrics=metrics)
         status.report("starting")
         tracing = contextlib.ExitStack()
         recorder = tracing.enter_context(
@@ -221,7 +220,7 @@ class JobExecution:
             self._queue,
             self._cancel_asked,
             status,
-            self._on_event,
+            status.observing(self._on_event),
             before_release,
             self.run_id,
             recorder,

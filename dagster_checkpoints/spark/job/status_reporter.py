@@ -1,4 +1,4 @@
-"""Writes the pipeline's status to storage every few seconds, for displays and sensors in other processes.
+"""Writes the pipeline's status to storage every few seconds, for displays and sensors in other processes, and its history.
 
 A separate thread writes; while it writes one version, another is created only for a change of the phase. It must not change
 the job, nor let it fail.
@@ -30,6 +30,7 @@ from dagster_checkpoints.control import (
     VertexPart,
     write_status,
 )
+from dagster_checkpoints.control.history import Entries
 from dagster_checkpoints.control.metrics import PipelineMetrics
 from dagster_checkpoints.coordination import (
     MAX_WATERMARK_MS,
@@ -47,6 +48,10 @@ from dagster_checkpoints.execution.source_answers import Silence
 from dagster_checkpoints.execution.split_enumerators import SplitCounts
 from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId, fused_in
 from dagster_checkpoints.spark.job.deployment import Deployment
+from dagster_checkpoints.spark.job.events import JobEvent
+from dagster_checkpoints.spark.job.history_recorder import HistoryRecorder
+from dagster_checkpoints.spark.job.history_writer import HistoryWriter
+from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.job.job_reporter import JobReporter
 from dagster_checkpoints.spark.job.reporting import late_rows, stage_rows
 from dagster_checkpoints.spark.job.source_watch import SourceWatch
@@ -68,7 +73,7 @@ class StatusReporter:
         pipeline: The pipeline that runs.
         storage: The storage of the pipeline; this run owns the pipeline.
         run_id: Id of the run, for display.
-        seconds: Seconds between two versions.
+        options: The settings of the run.
         log: Receives a warning if the status cannot be written.
         monotonic: Monotonic seconds.
         wall: The wall clock, for times that are displayed.
@@ -80,7 +85,7 @@ class StatusReporter:
         pipeline: Pipeline,
         storage: CheckpointStorage,
         run_id: str,
-        seconds: float,
+        options: JobOptions,
         log: logging.Logger,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -89,7 +94,7 @@ class StatusReporter:
         self._pipeline = pipeline
         self._storage = storage
         self._run_id = run_id
-        self._seconds = seconds
+        self._seconds = options.status_seconds
         self._log = log
         self._metrics = metrics
         self._monotonic = monotonic
@@ -101,6 +106,20 @@ class StatusReporter:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="status")
         self._writing: Future[None] | None = None
         self._failing = False
+        ownership = storage.ownership
+        assert ownership is not None
+        self._epoch = ownership.epoch
+        self._recorder = HistoryRecorder(pipeline, options, run_id, self._started_at, self._epoch)
+        self._history = HistoryWriter(storage, self._epoch, log, monotonic)
+
+    def observing(self, on_event: Callable[[JobEvent], None]) -> Callable[[JobEvent], None]:
+        """A function that takes note of an event of the job for the history, and calls `on_event`."""
+
+        def observed(event: JobEvent) -> None:
+            self._recorder.happened(event, self._wall())
+            on_event(event)
+
+        return observed
 
     def report(self, phase: Phase, job: ReportedJob | None = None) -> None:
         """Write a version if one is due, or the phase has changed.
@@ -113,16 +132,27 @@ class StatusReporter:
         if phase == self._phase and (writing or now < self._due):
             return
         self._due, self._phase = now + self._seconds, phase
-        self._writing = self._writer.submit(self._write, self._status(phase, job))
+        self._writing = self._submit(self._status(phase, job), job)
 
     def close(self, job: ReportedJob | None) -> None:
         """Write the last version: the run has ended."""
-        self._writer.submit(self._write, self._status("ended", job))
+        self._recorder.run_ended(job.machine.outcome if job is not None else None, self._wall())
+        self._submit(self._status("ended", job), job)
         if self._metrics is not None:
             self._metrics.close()
         self._writer.shutdown(wait=True)
 
-    def _write(self, status: PipelineStatus) -> None:
+    def _submit(self, status: PipelineStatus, job: ReportedJob | None) -> Future[None]:
+        """Write a status, and what belongs into the history since the last one."""
+        self._recorder.sampled(status)
+        if job is not None and job.reporter.deployment is not None and job.machine.coordinator is not None:
+            chains, now = job.reporter.deployment.chains, self._monotonic()
+            for record in job.machine.coordinator.statistics.take_ended():
+                self._recorder.ended(record, chains, status.updated_at, now)
+        return self._writer.submit(self._write, status, self._recorder.take())
+
+    def _write(self, status: PipelineStatus, entries: Entries) -> None:
+        self._history.add(entries)
         try:
             write_status(self._storage, status)
             self._failing = False
@@ -130,6 +160,8 @@ class StatusReporter:
             if not self._failing:
                 self._log.warning("The status of the pipeline cannot be written now: %s", error)
             self._failing = True
+        else:
+            self._history.write(status)
 
     def _status(self, phase: Phase, job: ReportedJob | None) -> PipelineStatus:
         ownership = self._storage.ownership
@@ -138,7 +170,7 @@ class StatusReporter:
         status = PipelineStatus(
             pipeline=self._pipeline.name,
             run_id=self._run_id,
-            epoch=ownership.epoch,
+            epoch=self._epoch,
             phase=phase,
             sequence=self._sequence,
             updated_at=self._wall(),

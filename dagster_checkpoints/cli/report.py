@@ -1,0 +1,79 @@
+"""`report`: writes the page of checkpoints, or the same numbers as JSON."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from dagster_checkpoints.cli.exits import UsageProblem
+from dagster_checkpoints.cli.output import bytes_in_words, count_of, write, write_json
+from dagster_checkpoints.cli.status_view import current
+from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
+from dagster_checkpoints.control import PipelineStatus, last_sign, read_status
+from dagster_checkpoints.control.history_segments import read_history
+from dagster_checkpoints.report.building import build_report
+from dagster_checkpoints.report.page import as_json, page
+from dagster_checkpoints.report.values import PipelineReport
+from dagster_checkpoints.storage import CheckpointStorage, CorruptStatus, PipelineState, describe_end
+
+
+@click.command()
+@click.option(
+    "--output", "-o", metavar="FILE", help="The file to write. Default: <pipeline>-checkpoints.html in the current directory."
+)
+@storage_options
+def report(options: StorageOptions, output: str | None) -> None:
+    """Write the page of checkpoints: overview, graph, history, summary, time line and configuration.
+
+    One HTML file that needs no server and no network. It shows the latest 10,000 checkpoints of all runs. A running pipeline
+    writes such a page itself, report.html in its directory. With --json the same numbers go to standard output.
+    """
+    with options.open() as storage:
+        made = _report(storage, options.state(storage))
+    if options.as_json and output is None:
+        write_json(as_json(made))
+        return
+    file = Path(output or f"{made.pipeline}-checkpoints.html")
+    content = page(made)
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        raise UsageProblem(f"expected a file that can be written as --output, found {file}: {error}") from error
+    written = {"file": str(file.resolve()), "bytes": len(content), "checkpoints": len(made.checkpoints)}
+    if options.as_json:
+        write_json(written)
+        return
+    write(f"{file.resolve()}: {count_of(len(made.checkpoints), 'checkpoint')}, {bytes_in_words(len(content))}")
+    for problem in made.problems:
+        click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {problem}", err=True)
+
+
+def _report(storage: CheckpointStorage, state: PipelineState) -> PipelineReport:
+    entries, problems = read_history(storage)
+    status: PipelineStatus | None = None
+    try:
+        status = read_status(storage)
+    except CorruptStatus as error:
+        problems = (*problems, str(error))
+    now = datetime.now(UTC)
+    return build_report(
+        pipeline=state.pipeline,
+        url=storage.url,
+        entries=entries,
+        status=status,
+        state=_in_words(state, status, now),
+        running_epoch=state.epoch if state.lease is not None else None,
+        now=now,
+        problems=problems,
+    )
+
+
+def _in_words(state: PipelineState, status: PipelineStatus | None, now: datetime) -> str:
+    if state.lease is None:
+        return describe_end(state)
+    own = current(state, status)
+    sign = last_sign(state, own, now)
+    phase = own.phase if own is not None else "starting"
+    return f"{phase}, last sign overdue" if sign is not None and sign.overdue else phase

@@ -1,0 +1,221 @@
+"""Collects a run's entries of the pipeline's history: its ended checkpoints, its events, samples of its stages.
+
+It must not know files, nor when they are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+
+from dagster_checkpoints.control import PipelineStatus, StageStatus
+from dagster_checkpoints.control.history import (
+    CheckpointEntry,
+    Entries,
+    EventEntry,
+    HistorySample,
+    InstancePart,
+    Measured,
+    Setting,
+    StageSample,
+    VertexParts,
+)
+from dagster_checkpoints.coordination import CheckpointRecord, CheckpointStatus, InstanceStatistics, VertexStatistics
+from dagster_checkpoints.execution.job_events import JobOutcome
+from dagster_checkpoints.pipeline import Chain, Pipeline
+from dagster_checkpoints.spark.job.events import JobEvent, JobRestarting, JobStarted, StageFinished
+from dagster_checkpoints.spark.job.job_options import JobOptions
+
+_LONGEST_PAUSE = 60.0
+_SHARE = 0.01
+_SETTINGS = (
+    "interval",
+    "interval_during_backlog",
+    "backlog_rows",
+    "initial_delay",
+    "min_pause",
+    "timeout",
+    "max_concurrent",
+    "tolerable_failed_checkpoints",
+    "retained",
+    "mode",
+    "unaligned",
+    "aligned_checkpoint_timeout",
+)
+"""The settings of checkpoints that users can change."""
+_LONGEST_TEXT = 4_000
+
+
+class HistoryRecorder:
+    """The entries of one run; all methods are for the thread of the run.
+
+    Args:
+        pipeline: The pipeline that runs.
+        options: The settings of the run.
+        run_id: Id of the run, for display.
+        started_at: Wall clock of the run's start.
+        epoch: Epoch of the run.
+    """
+
+    def __init__(self, pipeline: Pipeline, options: JobOptions, run_id: str, started_at: datetime, epoch: int) -> None:
+        self._started_at = started_at
+        self._epoch = epoch
+        self._stop = ""
+        self._sampled_at: datetime | None = None
+        self._checkpoints: list[CheckpointEntry] = []
+        self._samples: list[HistorySample] = []
+        self._events = [
+            EventEntry(
+                at=started_at,
+                epoch=epoch,
+                kind="run_started",
+                run_id=run_id,
+                instances={stage.name: stage.parallelism for stage in pipeline.stages},
+                settings=dict(settings_of(options)),
+            )
+        ]
+
+    def happened(self, event: JobEvent, at: datetime) -> None:
+        """The job has reported an event."""
+        match event:
+            case JobStarted():
+                entry = EventEntry(
+                    at=at,
+                    epoch=self._epoch,
+                    kind="job_started",
+                    job_id=event.job_id,
+                    attempt=event.attempt,
+                    checkpoint_id=event.restored_checkpoint,
+                    location=event.restored_location or "",
+                    stages=event.restarted,
+                )
+            case JobRestarting(attempt, _, cause, stages):
+                text = _readable(cause)
+                entry = EventEntry(at=at, epoch=self._epoch, kind="restarting", text=text, attempt=attempt, stages=stages)
+            case StageFinished() if not event.restored:
+                entry = EventEntry(at=at, epoch=self._epoch, kind="stage_finished", stages=(event.stage,))
+            case _:
+                return
+        self._events.append(entry)
+
+    def ended(self, record: CheckpointRecord, chains: Sequence[Chain], at: datetime, now: float) -> None:
+        """A checkpoint has ended.
+
+        Args:
+            record: its record.
+            chains: the chains of the job, with the names of their instances.
+            at: wall clock.
+            now: the coordinator's clock at the same moment.
+        """
+        assert record.ended_at is not None
+        names = {chain.name: chain.instances for chain in chains}
+        vertices = tuple(_vertex(vertex, names.get(vertex.name, ())) for vertex in record.vertices())
+        properties = record.properties
+        self._checkpoints.append(
+            CheckpointEntry(
+                checkpoint_id=record.checkpoint_id,
+                epoch=self._epoch,
+                kind=properties.kind.value,
+                status="completed" if record.status is CheckpointStatus.COMPLETED else "failed",
+                triggered_at=at - timedelta(seconds=now - record.triggered_at),
+                ended_at=at - timedelta(seconds=now - record.ended_at),
+                acknowledged=record.acknowledged,
+                expected=record.expected,
+                periodic=properties.periodic,
+                unaligned=properties.unaligned,
+                stops_job=properties.stops_job,
+                location=record.location or "",
+                reason=record.reason.name if record.reason else "",
+                message=_readable(record.message),
+                measured=Measured.of_all(vertex.measured for vertex in vertices if vertex.measured is not None),
+                vertices=vertices,
+            )
+        )
+
+    def sampled(self, status: PipelineStatus) -> None:
+        """A status was made: sample its stages, often at the beginning of a run, and every minute later."""
+        if status.stop is not None and self._stop != status.stop.request_id:
+            self._stop = status.stop.request_id
+            how = "drain" if status.stop.drain else "suspend"
+            self._events.append(EventEntry(at=status.updated_at, epoch=status.epoch, kind="stopping", text=how))
+        if not status.stages:
+            return
+        age = (status.updated_at - self._started_at).total_seconds()
+        pause = min(_LONGEST_PAUSE, age * _SHARE)
+        if self._sampled_at is not None and (status.updated_at - self._sampled_at).total_seconds() < pause:
+            return
+        self._sampled_at = status.updated_at
+        stages = {stage.name: _sample(stage) for stage in status.stages}
+        self._samples.append(HistorySample(status.updated_at, status.epoch, stages))
+
+    def run_ended(self, outcome: JobOutcome | None, at: datetime) -> None:
+        """The run ends; `outcome` is None if its job has not come to an end of its own."""
+        entry = EventEntry(at=at, epoch=self._epoch, kind="run_ended")
+        if outcome is not None:
+            status, ended_by = outcome.status.value, outcome.ended_by
+            text = _readable(outcome.message)
+            entry = EventEntry(at=at, epoch=self._epoch, kind="run_ended", text=text, status=status, ended_by=ended_by)
+        self._events.append(entry)
+
+    def take(self) -> Entries:
+        """The entries since the last call."""
+        taken = Entries(tuple(self._checkpoints), tuple(self._events), tuple(self._samples))
+        self._checkpoints, self._events, self._samples = [], [], []
+        return taken
+
+
+def settings_of(options: JobOptions) -> Mapping[str, Setting]:
+    """The settings of a run that concern its checkpoints and restarts."""
+    return {
+        **{name: getattr(options.checkpoints, name) for name in _SETTINGS},
+        "restart": str(options.restart),
+        "failover": options.failover,
+        "until": options.until,
+        "restore_from": options.restore_from,
+        "claim_mode": options.claim_mode.value,
+        "lease_seconds": options.lease_seconds,
+        "max_queued_bytes": options.max_queued_bytes,
+    }
+
+
+def _readable(text: str) -> str:
+    """A text of an error as far as the report shows it; '?' for what cannot be encoded, as in some names of files."""
+    return text[:_LONGEST_TEXT].encode(errors="replace").decode()
+
+
+def _vertex(vertex: VertexStatistics, names: tuple[str, ...]) -> VertexParts:
+    instances = tuple(_instance(part, names) for part in vertex.instances)
+    measured = [part.measured for part in instances if part.measured is not None]
+    return VertexParts(vertex.stages, Measured.of_all(measured) if measured else None, instances)
+
+
+def _instance(part: InstanceStatistics, names: tuple[str, ...]) -> InstancePart:
+    name, measured, after = (
+        names[part.index] if part.index < len(names) else str(part.index),
+        part.measured,
+        part.acknowledged_after,
+    )
+    if measured is None or after is None:
+        return InstancePart(name, finished=part.finished)
+    work = measured.alignment_seconds + measured.sync_seconds + measured.async_seconds
+    return InstancePart(
+        name,
+        Measured(
+            round(after, 4),
+            round(max(0.0, after - work), 4),
+            round(measured.alignment_seconds, 4),
+            round(measured.sync_seconds, 4),
+            round(measured.async_seconds, 4),
+            measured.new_bytes,
+            measured.total_bytes,
+            measured.in_flight_bytes,
+        ),
+    )
+
+
+def _sample(stage: StageStatus) -> StageSample:
+    behind = [each.rows_behind for each in stage.instances if each.rows_behind is not None]
+    running = [each for each in stage.instances if not each.end_of_data]
+    watermarks = [each.watermark_ms for each in running if each.watermark_ms is not None]
+    known = bool(watermarks) and len(watermarks) == len(running)
+    return StageSample(stage.rows, sum(behind) if behind else None, min(watermarks) if known else None)
