@@ -110,12 +110,6 @@ FAULTS = (
     ),
     Fault("an ended channel holds event time back", WatermarkValve.end, '"drain" if drain else "suspend"', "state.ended"),
     Fault("event time goes back in a restore", WatermarkValve.restore, "self._recompute()", "self._output -= 1_000"),
-    Fault(
-        "a channel that has not caught up after idleness is idle after a restore",
-        WatermarkValve.restore,
-        "saved.idle, saved.ended",
-        "saved.idle or saved.behind, saved.ended",
-    ),
     # How a task ends
     Fault(
         "a task ends at the first notice after its end of data, though that checkpoint was triggered before it",
