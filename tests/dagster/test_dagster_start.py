@@ -77,6 +77,9 @@ def test_each_step_is_logged_and_observations_begin_before_the_first_checkpoint(
     assert [(shown["rows"], shown["state"]) for shown in observed] == [(2, "running")], (
         "reported before any checkpoint had completed"
     )
+    assert checkpoints[0].asset_observation is not None
+    report = Path(str(checkpoints[0].asset_observation.metadata["report"].value))
+    assert report.is_file() and "<title>prices · checkpoints</title>" in report.read_text(encoding="utf-8")
 
     lines = [entry.user_message for entry in records if not entry.is_dagster_event]
     expected = [
