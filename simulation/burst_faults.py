@@ -26,6 +26,7 @@ BURST_FAULTS = (
         ", *self._report_end()",
         "",
     ),
+    Fault("a burst does not wait for what is due in fused queries", FusedSources._not_moved, "and settled", "", "fan-in"),
     Fault("a fused source ends with a burst", FusedSources._not_moved, "in self._to_end", "in self._held"),
     Fault("a split source has caught up before its splits are known", SplitEnumerator.has_read_all, "self._discovered and", ""),
     Fault("a split source has caught up while splits are read", SplitEnumerator.has_read_all, " or self._assigned", ""),

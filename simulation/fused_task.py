@@ -86,12 +86,14 @@ class FusedReader:
 class FusedTask(Task):
     """The task; see the module's text."""
 
-    __slots__ = ("asked", "batches", "readers", "sources_stopped")
+    __slots__ = ("asked", "batches", "decided", "ran_under", "readers", "sources_stopped")
 
     def __init__(self, process: Process, number: int, channels: Sequence[Channel], restored: Snapshot | None) -> None:
         super().__init__(process, number, channels, restored)
         self.asked: deque[SourcesAsked] = deque()
         """What the machine was not told yet."""
+        self.decided = self.ran_under = MIN_WATERMARK_MS
+        """The event time that the machine has decided, and that of the newest micro-batch."""
         self.batches = 0
         self.sources_stopped = False
 
@@ -143,6 +145,8 @@ class FusedTask(Task):
         """The machine holds the sources."""
 
     def unread_in_burst(self) -> int:
+        if self.ran_under != self.decided:
+            return 1  # what is due under the newest event time is not emitted
         open_readers = [reader for reader in self.readers if not reader.ended]
         # An unbounded source that a user has asked to end may be suspended before it has read the rest.
         return sum(max(len(r.unread), 1) if r.spec.kind == "bounded" else r.bound or 0 for r in open_readers)
@@ -163,6 +167,7 @@ class FusedTask(Task):
         check(self.stopped_by is None, "{} reads a source after the stop's savepoint {}", self.id, self.stopped_by)
         if self.output.idle:
             self.send_event_time(WatermarkStatus(False))
+        self.ran_under = self.decided
         moved: list[str] = []
         unmoved: list[str] = []
         for number, reader in enumerate(self.readers):
@@ -177,6 +182,7 @@ class FusedTask(Task):
     def _tell(self) -> None:
         while self.asked and self.machine.running:
             event = self.asked.popleft()
+            event = replace(event, settled=not (self.asked or event.moved) and self.ran_under == self.decided)
             for reader in self.readers:
                 if reader.name in event.unmoved and reader.to_end:
                     reader.ended = True
@@ -205,6 +211,10 @@ class FusedTask(Task):
         return True
 
     # Actions of the machine
+
+    def advance(self, ms: int) -> None:
+        self.decided = ms
+        super().advance(ms)
 
     def stop_source(self) -> None:
         self.sources_stopped = True

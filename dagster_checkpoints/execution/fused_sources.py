@@ -4,8 +4,8 @@ Several sources run in the query of the stage that reads them, and each keeps an
 
     open ── bounded, or a request to end it ──> held to what is there now ── asked again, and nothing new ──> ended
 
-In a burst (`execution.burst`) all sources are held from the beginning; an unbounded one that has nothing new has caught up, and
-has not ended: it can still be asked to end, and reads what is there by then.
+In a burst (`execution.burst`) all sources are held from the beginning; an unbounded one that has nothing new, when the query has
+run under the event time of all, has caught up, and has not ended: it can still be asked to end, and reads what is there by then.
 
 A source that has ended is left out of the minimum of event time. Its stage finishes with the next checkpoint, which records it,
 although the task runs on; when all sources have ended, so have the data of the task. A source that had ended in the restored
@@ -142,24 +142,24 @@ class FusedSources:
             if name not in self._ended:
                 self._valve.advance(name, ms)
         for name in event.unmoved:
-            self._not_moved(name, now)
+            self._not_moved(name, now, event.settled)
         actions: list[FusedAction] = []
         if self._valve.watermark > before:
-            self._caught_up.clear()  # only when the query has run under this event time, and was asked again
+            self._caught_up.clear()
             actions.append(AdvanceEventTime(self._valve.watermark))
         if self._valve.is_idle != self._idle:
             self._idle = self._valve.is_idle
             actions.append(Forward(WatermarkStatus(self._idle)))
         return actions
 
-    def _not_moved(self, name: str, now: float) -> None:
+    def _not_moved(self, name: str, now: float, settled: bool) -> None:
         source = self._sources[name]
         if name in self._to_end:
             self._ended.add(name)
             if source.event_time:
                 self._valve.end(name, drain=True)
             return
-        if name in self._held:
+        if name in self._held and settled:
             self._caught_up.add(name)
         if source.event_time and source.idle_after is not None and now - self._moved_at[name] > source.idle_after:
             self._valve.idle(name)

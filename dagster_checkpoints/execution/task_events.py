@@ -129,11 +129,14 @@ class SourcesAsked(msgspec.Struct, frozen=True):
         moved: the sources that had rows.
         unmoved: the sources that had none. A held source is among them only if it was held before the query asked it.
         watermarks: by source, its watermark after these rows, epoch ms.
+        settled: whether the query has run under the newest event time of all its sources, and had nothing more to do: it has
+            emitted what was due.
     """
 
     moved: tuple[str, ...] = ()
     unmoved: tuple[str, ...] = ()
     watermarks: Mapping[str, int] = {}
+    settled: bool = False
 
 
 class SplitRead(msgspec.Struct, frozen=True):

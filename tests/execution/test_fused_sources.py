@@ -73,6 +73,10 @@ class Fused:
         """The sources with a watermark had rows, these others had none."""
         return self.do(SourcesAsked(tuple(watermarks), unmoved, watermarks))
 
+    def settled(self, *unmoved: str) -> list[Any]:
+        """The query has run under the newest event time, and these sources had nothing more."""
+        return self.do(SourcesAsked(unmoved=unmoved, settled=True))
+
     def snapshot(self) -> dict[str, FusedSourceSnapshot]:
         [pin] = self.do(TriggerReceived(BARRIER))
         assert isinstance(pin, PinSnapshot)
@@ -158,8 +162,9 @@ def test_a_burst_holds_every_source_and_reports_when_it_has_read_them_and_run_un
     task.asked(history=100, live=300)
     assert task.asked("live", history=200) == [AdvanceEventTime(200)]
     assert task.asked("history", "live") == [AdvanceEventTime(300), HISTORY_ENDED], "the end of the backfill has moved event time"
-    assert task.asked("live") == [Report(SourcesRead(TASK))]
-    assert task.asked("live") == []
+    assert task.asked("live") == [], "a batch that Spark had planned before"
+    assert task.settled("live") == [Report(SourcesRead(TASK))]
+    assert task.settled("live") == []
     assert task.machine.ended_sources == {"history"} and task.machine.running
 
 

@@ -117,7 +117,8 @@ class FusedTask(QueryOfSourcesTask):
         if free:
             for event in asked:
                 self.handle(event)
-            self.handle(SourcesAsked(unmoved=self._open()))
+            # What these batches had may have moved event time: then a batch under that one is still to be run.
+            self.handle(SourcesAsked(unmoved=self._open(), settled=not self._advance_is_due))
 
     def _new_batches(self) -> list[SourcesAsked]:
         """What the sources had in the batches that have been committed since the last call; call it under the query lock."""
