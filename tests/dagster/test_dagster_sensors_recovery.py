@@ -342,3 +342,38 @@ def test_the_assets_must_be_the_pipelines(
 ) -> None:
     with pytest.raises(NotAPipelineAssetError, match="'meeting'"):
         build_recovery_sensor(pipeline=meeting_pipeline, assets=assets_of(numbers_pipeline))
+
+
+@pytest.fixture
+def retrying() -> Iterator[dg.DagsterInstance]:
+    from dagster._core.test_utils import instance_for_test
+
+    with instance_for_test(overrides={"run_retries": {"enabled": True, "max_retries": 1}}) as made:
+        yield made
+
+
+def test_a_run_that_dagster_retries_is_not_restarted_as_well(
+    make: Make, tick: Tick, retrying: dg.DagsterInstance, later: Callable[[float], None]
+) -> None:
+    failed = new_run(retrying)
+    result = tick(make(), retrying)
+    assert not result.run_requests and "going to retry" in result.skip_message
+    # Dagster never began the retry: for example, the job has another name now.
+    later(700)
+    assert [request.run_key for request in tick(make(), retrying).run_requests] == [failed]
+    later(0)
+    # The retry goes on. It has the tag of a refused run: otherwise the sensor would find it as the newest run anyhow.
+    retry = new_run(retrying, dg.DagsterRunStatus.STARTED, tags={REFUSED: "owned", "dagster/max_retries": "0"})
+    retrying.add_run_tags(failed, {"dagster/auto_retry_run_id": retry})
+    result = tick(make(), retrying)
+    assert not result.run_requests and f"run {retry} is STARTED" in result.skip_message
+    # The retry was refused, and Dagster gives up: the sensor restarts the run that failed.
+    run = retrying.get_run_by_id(retry)
+    assert run is not None
+    retrying.report_run_failed(run)
+    assert [request.run_key for request in tick(make(), retrying).run_requests] == [failed]
+
+
+def test_a_tag_of_a_retry_has_no_effect_if_dagster_retries_nothing(make: Make, tick: Tick, instance: dg.DagsterInstance) -> None:
+    failed = new_run(instance, tags={"dagster/will_retry": "true"})
+    assert [request.run_key for request in tick(make(), instance).run_requests] == [failed]

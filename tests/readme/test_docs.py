@@ -286,6 +286,7 @@ DAGSTERS = {
     "dagster_aws",
     "dagster_checkpoints",
     "dagster_pyspark",
+    "max_concurrent_runs",
     "max_runtime_seconds",
     "post_processing",
     "run_monitoring",

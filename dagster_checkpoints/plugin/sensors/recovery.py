@@ -18,6 +18,7 @@ from dagster_checkpoints.plugin.run_tags import repeated_tags
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor, write_cursor
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import SensorTick, pipeline_sensor, skip
+from dagster_checkpoints.plugin.sensors.run_retries import pending_retry
 from dagster_checkpoints.plugin.stage_assets import PIPELINE, REFUSED, run_selection, stage_keys
 from dagster_checkpoints.storage import CorruptStatus, PipelineState
 
@@ -97,7 +98,7 @@ def build_recovery_sensor(
     after that is not a run of the pipeline. The new run has the failed run's configuration. If that named a checkpoint or
     savepoint to restore from and the run failed before it had completed its first checkpoint, the new run starts from the same
     one; otherwise from the latest checkpoint. Each failed run is restarted once, even if the sensor's cursor is lost: the run key
-    is the failed run's id.
+    is the failed run's id. As long as Dagster is going to retry the run, or retries it (`run_retries`), the sensor waits.
 
     A run whose process was killed counts as failed only after Dagster has marked it so. Dagster's default launcher does that by
     itself while the code server is alive; for other launchers switch on `run_monitoring` in `dagster.yaml`.
@@ -144,6 +145,8 @@ def build_recovery_sensor(
         run = record.dagster_run
         if run.status is not dg.DagsterRunStatus.FAILURE:
             return skip(f"The newest run, {run.run_id}, is {run.status.value}.", _RecoveryCursor())
+        if retry := pending_retry(tick.dagster.instance, record, tick.now.timestamp()):
+            return skip(f"Run {run.run_id} failed. {retry}", _RecoveryCursor())
         attempts = _attempts(record, reset_after)
         if attempts >= limit:
             return skip(f"Run {run.run_id} failed. Given up after {attempts} attempts to recover.", _RecoveryCursor())

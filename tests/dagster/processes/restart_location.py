@@ -1,0 +1,33 @@
+"""A code location that is restarted, with changed code, while a run of its pipeline goes on. Everything is below LIVE_ROOT."""
+
+import os
+from pathlib import Path
+
+from dagster_checkpoints import CheckpointCoordinatorResource, ParquetSink, Pipeline, build_pipeline_defs, unbounded_source
+from dagster_checkpoints import stage as pipeline_stage
+
+ROOT = Path(os.environ["LIVE_ROOT"])
+
+
+@unbounded_source
+def live(context):
+    return context.spark.readStream.schema("id long").json(str(ROOT / "input"))
+
+
+@pipeline_stage(sink=ParquetSink(ROOT / "results"))
+def results(live):
+    return live.selectExpr("id * id AS id")
+
+
+defs = build_pipeline_defs(
+    Pipeline("restarts", [live, results]),
+    coordinator=CheckpointCoordinatorResource(
+        interval=1.0,
+        lease_seconds=10.0,
+        status_seconds=1.0,
+        work_directory=str(ROOT / "work"),
+        spark_config={"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"},
+    ),
+    minimum_interval_seconds=1,
+    automation=True,
+)
