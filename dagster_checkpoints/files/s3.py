@@ -43,6 +43,8 @@ from dagster_checkpoints.files.store import (
 )
 from dagster_checkpoints.files.urls import s3_parts
 
+_CONTENT_TYPES = {".html": "text/html; charset=utf-8", ".json": "application/json"}
+"""By the end of a key: a browser shows these, and would save other objects."""
 _TOKEN = "write-token"
 _DELETE_BATCH = 1000
 _READ_ATTEMPTS = 3
@@ -170,6 +172,9 @@ class S3Store:
             "Body": data,
             "Metadata": {_TOKEN: token},
         }
+        for suffix, content_type in _CONTENT_TYPES.items():
+            if key.endswith(suffix):
+                arguments["ContentType"] = content_type
         if mode == "create":
             arguments["IfNoneMatch"] = "*"
         elif isinstance(mode, UpdateVersion):

@@ -33,6 +33,16 @@ def test_a_conflict_is_tried_again(s3: EmbeddedS3, s3_store: S3Store) -> None:
     assert s3_store.get("key") == b"2"
 
 
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [("report.html", "text/html; charset=utf-8"), ("status.json", "application/json"), ("state/a1", "binary/octet-stream")],
+)
+def test_a_browser_shows_a_page_and_does_not_save_it(s3: EmbeddedS3, s3_store: S3Store, key: str, kind: str) -> None:
+    s3_store.put(key, b"1")
+    found = s3.client().head_object(Bucket=s3.bucket, Key=s3_store._key(key))
+    assert found["ContentType"] == kind
+
+
 def test_a_conflict_without_end_is_an_error_of_its_own(s3: EmbeddedS3, s3_store: S3Store) -> None:
     s3.conflict(times=1000)
     with pytest.raises(WriteConflict, match=r"409.*key"):
