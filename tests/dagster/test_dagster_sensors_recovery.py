@@ -305,6 +305,56 @@ def test_a_run_that_is_still_alive_is_not_restarted(
     assert tick(sensor, instance, cursor).run_requests[0].run_key == failed
 
 
+def test_a_run_that_dagster_takes_for_alive_and_that_has_died_is_marked_as_failed_and_restarted(
+    make: Make,
+    tick: Tick,
+    instance: dg.DagsterInstance,
+    owner: Owner,
+    meeting_pipeline: Pipeline,
+    later: Callable[[float], None],
+) -> None:
+    started = new_run(instance, dg.DagsterRunStatus.STARTED)
+    running = owner(meeting_pipeline, started, lease_seconds=60.0)
+
+    def status() -> dg.DagsterRunStatus:
+        found = instance.get_run_by_id(started)
+        assert found is not None
+        return found.status
+
+    sensor, never = make(dead_after=100.0), make(dead_after=None)
+    cursor = None
+    for seconds in (0.0, 90.0, 180.0):  # it renews its lease, so it is alive, however long the ticks are apart
+        later(seconds)
+        running.ownership.renew()
+        result = tick(sensor, instance, cursor)
+        assert not result.run_requests and "is STARTED" in result.skip_message
+        cursor = result.cursor
+    later(270.0)
+    cursor = tick(sensor, instance, cursor).cursor
+    assert status() is dg.DagsterRunStatus.STARTED, "90 s without a renewal"
+    later(281.0)
+    assert "is STARTED" in tick(never, instance, cursor).skip_message
+    result = tick(sensor, instance, cursor)
+    assert not result.run_requests
+    assert "was STARTED. The run has not renewed its lease on the pipeline for 101 s: its process has died" in result.skip_message
+    assert status() is dg.DagsterRunStatus.FAILURE
+    (request,) = tick(sensor, instance, result.cursor).run_requests
+    assert request.run_key == started
+
+
+def test_a_run_that_does_not_own_the_pipeline_is_not_marked_as_failed(
+    make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline, later: Callable[[float], None]
+) -> None:
+    owner(meeting_pipeline, "another-run", lease_seconds=60.0)  # of another Dagster instance
+    started = new_run(instance, dg.DagsterRunStatus.STARTED)  # it waits for the lease, or begins
+    sensor = make(dead_after=10.0)
+    cursor = tick(sensor, instance).cursor
+    later(1000.0)
+    assert "is STARTED" in tick(sensor, instance, cursor).skip_message
+    found = instance.get_run_by_id(started)
+    assert found is not None and found.status is dg.DagsterRunStatus.STARTED
+
+
 def test_a_pipeline_that_another_run_owns_is_not_restarted(
     make: Make,
     tick: Tick,

@@ -84,6 +84,7 @@ def build_recovery_sensor(
     limit: int = 3,
     backoff: Backoff = Backoff(),
     reset_after: float = 3600.0,
+    dead_after: float | None = 300.0,
     name: str | None = None,
     minimum_interval_seconds: int = 30,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
@@ -101,7 +102,9 @@ def build_recovery_sensor(
     is the failed run's id. As long as Dagster is going to retry the run, or retries it (`run_retries`), the sensor waits.
 
     A run whose process was killed counts as failed only after Dagster has marked it so. Dagster's default launcher does that by
-    itself while the code server is alive; for other launchers switch on `run_monitoring` in `dagster.yaml`.
+    itself while the code server is alive; for other launchers switch on `run_monitoring` in `dagster.yaml`. The sensor marks what
+    both miss: a run that Dagster takes for STARTED, whose lease on the pipeline has not been renewed for `dead_after` seconds. If
+    its process lives all the same, it has lost the pipeline, and commits nothing.
 
     Args:
         pipeline: The pipeline.
@@ -112,6 +115,8 @@ def build_recovery_sensor(
         limit: The maximum number of consecutive attempts.
         backoff: The delays before the attempts.
         reset_after: Seconds after which a run counts as a success: the count of attempts begins again from zero.
+        dead_after: Seconds without a renewal of its lease, at least the lease's own, after which a run that Dagster takes for
+            STARTED is marked as failed. None: never.
         name: The sensor's name; default: the pipeline's name and `_recovery`.
         minimum_interval_seconds: Least seconds between two ticks.
         default_status: Whether the sensor runs without being switched on.
@@ -119,10 +124,12 @@ def build_recovery_sensor(
 
     Raises:
         NotAPipelineAssetError: The assets are not this pipeline's.
-        InvalidDurationError: `reset_after` is not a number of seconds above 0.
+        InvalidDurationError: `reset_after` or `dead_after` is not a number of seconds above 0.
         ValueError: `limit` is not a whole number of at least 1.
     """
     check_seconds("build_recovery_sensor", above=0, reset_after=reset_after)
+    if dead_after is not None:
+        check_seconds("build_recovery_sensor", above=0, dead_after=dead_after)
     if not is_count(limit, least=1):
         raise ValueError(f"expected build_recovery_sensor(limit=...) of at least 1, or no run is ever restarted; found {limit!r}")
     keys = frozenset(stage_keys(assets, pipeline).values())
@@ -143,16 +150,17 @@ def build_recovery_sensor(
         if record is None:
             return skip("The pipeline has never been run.", _RecoveryCursor())
         run = record.dagster_run
+        before, now = read_cursor(tick.dagster.cursor, _RecoveryCursor), tick.now.timestamp()
+        if run.status is dg.DagsterRunStatus.STARTED and dead_after is not None and _owns(run.run_id, state):
+            return _watch(tick.dagster.instance, run, state, before, now, dead_after)
         if run.status is not dg.DagsterRunStatus.FAILURE:
             return skip(f"The newest run, {run.run_id}, is {run.status.value}.", _RecoveryCursor())
-        if retry := pending_retry(tick.dagster.instance, record, tick.now.timestamp()):
+        if retry := pending_retry(tick.dagster.instance, record, now):
             return skip(f"Run {run.run_id} failed. {retry}", _RecoveryCursor())
         attempts = _attempts(record, reset_after)
         if attempts >= limit:
             return skip(f"Run {run.run_id} failed. Given up after {attempts} attempts to recover.", _RecoveryCursor())
-        why_not, after = _obstacle(
-            run.run_id, state, status, read_cursor(tick.dagster.cursor, _RecoveryCursor), tick.now.timestamp()
-        )
+        why_not, after = _obstacle(run.run_id, state, status, before, now)
         if why_not:
             return skip(f"Run {run.run_id} failed. {why_not}", after)
         failed_at = datetime.fromtimestamp(_ended_at(record), UTC)
@@ -257,12 +265,43 @@ def _obstacle(
         return (_why_not_continued(state) if _last_owner(state, status) == run_id else ""), _RecoveryCursor()
     owner = state.lease.owner.run_id
     # Its process may still be alive. A dead process does not renew its lease.
-    if before.run != run_id or before.token != state.token:
-        before = _RecoveryCursor(run=run_id, token=state.token, since=now)
-    if now - before.since < state.lease.seconds:
+    after = _watched(run_id, state, before, now)
+    if now - after.since < state.lease.seconds:
         whose = "Its" if owner == run_id else f"Run {owner} owns the pipeline now; its"
-        return f"{whose} lease of {state.lease.seconds:g} s may still be renewed; checking again at the next tick.", before
-    return "", before
+        return f"{whose} lease of {state.lease.seconds:g} s may still be renewed; checking again at the next tick.", after
+    return "", after
+
+
+def _owns(run_id: str, state: PipelineState | None) -> bool:
+    return state is not None and state.lease is not None and state.lease.owner.run_id == run_id
+
+
+def _watched(run_id: str, state: PipelineState | None, before: _RecoveryCursor, now: float) -> _RecoveryCursor:
+    """Since when the lease was not renewed, as far as the sensor has seen."""
+    token = state.token if state is not None else ""
+    return before if (before.run, before.token) == (run_id, token) else _RecoveryCursor(run=run_id, token=token, since=now)
+
+
+def _watch(
+    instance: dg.DagsterInstance,
+    run: dg.DagsterRun,
+    state: PipelineState | None,
+    before: _RecoveryCursor,
+    now: float,
+    dead_after: float,
+) -> dg.SensorResult:
+    """A run that Dagster takes for STARTED: mark it as failed if it does not renew its lease any more."""
+    after = _watched(run.run_id, state, before, now)
+    lease = state.lease.seconds if state is not None and state.lease is not None else 0.0
+    if now - after.since < max(dead_after, lease):
+        return skip(f"The newest run, {run.run_id}, is {run.status.value}.", after)
+    silent = f"{now - after.since:.0f} s"
+    message = (
+        f"The run has not renewed its lease on the pipeline for {silent}: its process has died, and Dagster has not noticed it, "
+        "because its machine or the code server that had started it is gone. The recovery sensor marks the run as failed."
+    )
+    instance.report_run_failed(run, message)
+    return skip(f"Run {run.run_id} was {run.status.value}. {message} It is restarted at the next tick.", after)
 
 
 def _why_not_continued(state: PipelineState) -> str:
