@@ -3,7 +3,17 @@
 import os
 from pathlib import Path
 
-from dagster_checkpoints import CheckpointCoordinatorResource, ParquetSink, Pipeline, build_pipeline_defs, unbounded_source
+import dagster as dg
+
+from dagster_checkpoints import (
+    CheckpointCoordinatorResource,
+    ParquetSink,
+    Pipeline,
+    build_pipeline_defs,
+    build_recovery_sensor,
+    pipeline_assets,
+    unbounded_source,
+)
 from dagster_checkpoints import stage as pipeline_stage
 
 ROOT = Path(os.environ["LIVE_ROOT"])
@@ -19,8 +29,17 @@ def results(live):
     return live.selectExpr("id * id AS id")
 
 
-defs = build_pipeline_defs(
-    Pipeline("restarts", [live, results]),
+pipeline = Pipeline("restarts", [live, results])
+
+
+@pipeline_assets(pipeline)
+def assets(context: dg.AssetExecutionContext, checkpoint_coordinator: CheckpointCoordinatorResource):
+    yield from checkpoint_coordinator.run(pipeline, context=context)
+
+
+made = build_pipeline_defs(
+    pipeline,
+    assets=assets,
     coordinator=CheckpointCoordinatorResource(
         interval=1.0,
         lease_seconds=10.0,
@@ -28,6 +47,15 @@ defs = build_pipeline_defs(
         work_directory=str(ROOT / "work"),
         spark_config={"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"},
     ),
+    recovery_attempts=0,
     minimum_interval_seconds=1,
     automation=True,
 )
+recovery = build_recovery_sensor(
+    pipeline=pipeline,
+    assets=assets,
+    dead_after=20.0,
+    minimum_interval_seconds=1,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+)
+defs = dg.Definitions.merge(made, dg.Definitions(sensors=[recovery]))

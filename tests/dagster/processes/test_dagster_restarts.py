@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from dagster._grpc.client import DagsterGrpcClient
 from dagster_graphql import DagsterGraphQLClient, DagsterGraphQLClientError
 
 from dagster_checkpoints.control import PipelineControl
+from dagster_checkpoints.plugin.sensors.recovery import RECOVERS
 from dagster_checkpoints.storage import CheckpointStorage, PipelineState, open_store
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -81,6 +83,15 @@ class Services:
         """SIGKILL to the service alone, not to the runs that it has started."""
         self._processes[service].kill()
         self._processes[service].wait()
+
+    def kill_worker(self) -> None:
+        """SIGKILL to the process that owns the pipeline, and to Dagster's process above it, if there is one."""
+        lease = self.state().lease
+        assert lease is not None
+        parent = int(Path(f"/proc/{lease.owner.pid}/stat").read_text().rpartition(")")[2].split()[1])
+        above = b"execute_run" in Path(f"/proc/{parent}/cmdline").read_bytes()
+        for process in (parent, lease.owner.pid) if above else (lease.owner.pid,):
+            os.kill(process, signal.SIGKILL)
 
     def log(self, service: str) -> Path:
         return self.home / f"{service}.log"
@@ -213,3 +224,20 @@ def test_a_live_run_outlives_dagsters_services_and_keeps_its_code(services: Serv
     services.until(lambda: services.ended(second), "the second run ends")
     assert services.status(second) is dg.DagsterRunStatus.SUCCESS
     assert services.state().job.job_id == 1, "the second run has continued the job of the first"
+
+    # A worker that dies after its code server was replaced: nothing in Dagster notices it, the recovery sensor does.
+    third = services.launch()
+    services.drop("fourth", [10])
+    services.until(lambda: -10 in services.committed(), "the third run goes on")
+    services.kill("code server")
+    services.start("code server")
+    services.until(services.code_server_answers, "the code server answers once more")
+    services.kill_worker()
+    services.until(lambda: services.status(third) is dg.DagsterRunStatus.FAILURE, "the dead run is marked as failed")
+    services.drop("fifth", [11])
+    services.until(lambda: -11 in services.committed(), "its recovery goes on")
+    assert services.committed() == sorted([*(number * number for number in range(8)), -8, -9, -10, -11])
+    recovered = services.instance.get_runs(limit=1)[0]
+    assert recovered.tags[RECOVERS] == third and recovered.job_name == "restarts_recovery_job"
+    services.suspend()
+    services.until(lambda: services.ended(recovered.run_id), "the recovered run ends")
