@@ -132,9 +132,8 @@ def _after_lost_state(state: PipelineState, epoch: int) -> PipelineState:
     Files show the epochs of owners that have written some; others may have opened sinks alone. No more jobs than epochs were
     counted, so the next job's number is not that of a savepoint that is left of an earlier job.
     """
-    if not epoch:
-        return state
-    epoch += _OWNERS_WITHOUT_FILES
+    if epoch > state.epoch:
+        epoch += _OWNERS_WITHOUT_FILES
     job = msgspec.structs.replace(state.job, job_id=max(state.job.job_id, epoch))
     return msgspec.structs.replace(state, epoch=max(state.epoch, epoch), job=job)
 

@@ -94,7 +94,7 @@ def test_of_many_only_some_are_named() -> None:
         (None, files(CHK_42, shared_epoch=6), True, 1007, 1006),
         (NO_JOB, files(), False, 3, 0),
         (NO_JOB, files(CHK_9), True, 1005, 1004),
-        (NO_JOB, files(UnlistedCheckpoint(1, 5, "checkpoints/chk-5-1")), True, 1002, 1001),
+        (NO_JOB, files(UnlistedCheckpoint(1, 5, "checkpoints/chk-5-1")), True, 3, 1),
     ],
 )
 def test_an_owner_uses_no_number_of_the_lost_state_again(

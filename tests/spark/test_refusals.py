@@ -89,8 +89,8 @@ SourceRowsChanged SourceRowsLost SourceRowsLostError SourceUnavailable StagePlan
 TimeLimitExceeded TimerRowsDroppedError UnknownRowsError
 """
 REQUEST = """
-CodeNotImported CorrectionError CorruptAnswer CorruptRequest CorruptStatus CorruptTrace InvalidRequest NoRunningPipeline
-NothingThere RequestConflict RequestFailed RequestTimedOut SavepointTakenError StillNeeded TraceDiffers UnknownRequest
+CodeNotImported CorrectionError CorruptAnswer CorruptHistory CorruptRequest CorruptStatus CorruptTrace InvalidRequest
+NoRunningPipeline NothingThere RequestConflict RequestFailed RequestTimedOut SavepointTakenError StillNeeded TraceDiffers UnknownRequest
 UsageProblem
 """
 BASE = """
