@@ -90,8 +90,8 @@ TimeLimitExceeded TimerRowsDroppedError UnknownRowsError
 """
 REQUEST = """
 CodeNotImported CorrectionError CorruptAnswer CorruptHistory CorruptRequest CorruptStatus CorruptTrace InvalidRequest
-NoRunningPipeline NothingThere RequestConflict RequestFailed RequestTimedOut SavepointTakenError StillNeeded TraceDiffers UnknownRequest
-UsageProblem
+NoRunningPipeline NothingThere RequestConflict RequestFailed RequestTimedOut SavepointTakenError StillNeeded TraceDiffers
+UnknownRequest UsageProblem
 """
 BASE = """
 AlreadyExists CheckpointStillFinalizing ControlError CoordinationError FilesLost InvalidKey LedgerBlocked LostRows NotFound
