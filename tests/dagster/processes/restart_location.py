@@ -32,25 +32,11 @@ def results(live):
 pipeline = Pipeline("restarts", [live, results])
 
 
-@pipeline_assets(pipeline)
+@pipeline_assets(pipeline=pipeline)
 def assets(context: dg.AssetExecutionContext, checkpoint_coordinator: CheckpointCoordinatorResource):
     yield from checkpoint_coordinator.run(pipeline, context=context)
 
 
-made = build_pipeline_defs(
-    pipeline,
-    assets=assets,
-    coordinator=CheckpointCoordinatorResource(
-        interval=1.0,
-        lease_seconds=10.0,
-        status_seconds=1.0,
-        work_directory=str(ROOT / "work"),
-        spark_config={"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"},
-    ),
-    recovery_attempts=0,
-    minimum_interval_seconds=1,
-    automation=True,
-)
 recovery = build_recovery_sensor(
     pipeline=pipeline,
     assets=assets,
@@ -58,4 +44,20 @@ recovery = build_recovery_sensor(
     minimum_interval_seconds=1,
     default_status=dg.DefaultSensorStatus.RUNNING,
 )
-defs = dg.Definitions.merge(made, dg.Definitions(sensors=[recovery]))
+defs = dg.Definitions.merge(
+    build_pipeline_defs(
+        pipeline,
+        assets=assets,
+        coordinator=CheckpointCoordinatorResource(
+            interval=1.0,
+            lease_seconds=10.0,
+            status_seconds=1.0,
+            work_directory=str(ROOT / "work"),
+            spark_config={"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"},
+        ),
+        recovery_attempts=0,
+        minimum_interval_seconds=1,
+        automation=True,
+    ),
+    dg.Definitions(sensors=[recovery]),
+)
