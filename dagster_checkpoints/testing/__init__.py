@@ -1,6 +1,7 @@
 """Tests that an author runs against his own pipeline or sink.
 
-:func:`run_pipeline` runs a pipeline over a few rows; it needs Spark. :class:`SinkConformance` is the suite for sinks; it needs
+:func:`run_pipeline` runs a pipeline over a few rows, :func:`check_pipeline` searches for a way of those rows that changes the
+result; both need Spark. :class:`SinkConformance` is the suite for sinks; it needs
 pytest, and no Spark session.
 """
 
@@ -12,18 +13,37 @@ if "pytest" in sys.modules:  # a failed assertion of the suite shows its values
     sys.modules["pytest"].register_assert_rewrite("dagster_checkpoints.testing.conformance")
 
 if TYPE_CHECKING:
+    from dagster_checkpoints.testing.check_errors import HistoryMismatchError, PipelineCheckError, StageFindingError
     from dagster_checkpoints.testing.conformance import SinkConformance
-    from dagster_checkpoints.testing.pipeline_runs import InvalidTestRowsError, PipelineOutput, SourceRows, run_pipeline
+    from dagster_checkpoints.testing.pipeline_check import CheckedPipeline, check_pipeline
+    from dagster_checkpoints.testing.pipeline_runs import PipelineOutput, run_pipeline
+    from dagster_checkpoints.testing.source_rows import InvalidTestRowsError, SourceRows
 
 _WHERE = {
-    "InvalidTestRowsError": "pipeline_runs",
+    "CheckedPipeline": "pipeline_check",
+    "HistoryMismatchError": "check_errors",
+    "PipelineCheckError": "check_errors",
+    "StageFindingError": "check_errors",
+    "check_pipeline": "pipeline_check",
+    "InvalidTestRowsError": "source_rows",
     "PipelineOutput": "pipeline_runs",
     "SinkConformance": "conformance",
-    "SourceRows": "pipeline_runs",
+    "SourceRows": "source_rows",
     "run_pipeline": "pipeline_runs",
 }
 
-__all__ = ["InvalidTestRowsError", "PipelineOutput", "SinkConformance", "SourceRows", "run_pipeline"]
+__all__ = [
+    "CheckedPipeline",
+    "HistoryMismatchError",
+    "InvalidTestRowsError",
+    "PipelineCheckError",
+    "PipelineOutput",
+    "SinkConformance",
+    "SourceRows",
+    "StageFindingError",
+    "check_pipeline",
+    "run_pipeline",
+]
 
 
 def __getattr__(name: str) -> Any:

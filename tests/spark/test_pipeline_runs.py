@@ -104,8 +104,11 @@ def test_a_bounded_pipeline_has_one_step_and_other_stages_can_be_looked_at(spark
     [
         ({"history": SourceRows(ORDERS, [])}, r"found none of live\[a\], live\[b\].*SourceRows"),
         ({"histori": SourceRows(ORDERS, [])}, "found 'histori'.*history"),
-        ({"sales": SourceRows(ORDERS, [])}, "expected rows of sources of pipeline 'shop', found 'sales'"),
-        ({"history": SourceRows(ORDERS, [], [])}, "one step for the bounded source 'history'.*found 2 steps"),
+        ({"sales": SourceRows(ORDERS, [])}, "Expected rows of sources of pipeline 'shop', found 'sales'"),
+        (
+            {"history": SourceRows(ORDERS, [], []), "live": SourceRows(ORDERS, [])},
+            "one step for the bounded source 'history'.*found 2 steps",
+        ),
     ],
 )
 def test_rows_that_do_not_fit_the_pipeline_are_refused_before_spark_runs(inputs: dict[str, SourceRows], text: str) -> None:
@@ -115,7 +118,7 @@ def test_rows_that_do_not_fit_the_pipeline_are_refused_before_spark_runs(inputs:
 
 def test_rows_that_do_not_fit_their_columns(spark: SparkSession) -> None:
     given = {"history": SourceRows(ORDERS, [("x", "noon", 1)]), "live": SourceRows(ORDERS, [])}
-    with pytest.raises(InvalidTestRowsError, match=r"the rows of history\[0\], step 0, do not fit 'shop string"):
+    with pytest.raises(InvalidTestRowsError, match=r"The rows of history\[0\], step 0, do not fit 'shop string"):
         run_pipeline(shop(), given, spark=spark)
 
 

@@ -1,0 +1,274 @@
+"""A pipeline whose sources and sinks are replaced by files in a temporary directory; its other stages run as they are.
+
+Whoever holds it writes the rows of each micro-batch, and runs the job as often as it likes: each run goes on where the one before
+it has ended.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dagster_checkpoints.control import ControlRequest
+from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
+from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, StageKind
+from dagster_checkpoints.pipeline.errors import PipelineDefinitionError
+from dagster_checkpoints.sinks import ParquetSink
+from dagster_checkpoints.spark.job.events import FirstBatch, JobEvent, QueryStarted
+from dagster_checkpoints.spark.job.job_execution import JobExecution
+from dagster_checkpoints.spark.job.job_options import JobOptions
+from dagster_checkpoints.spark.session.spark_session import build_session
+from dagster_checkpoints.storage import CheckpointStorage, open_store
+from dagster_checkpoints.testing.source_rows import instance_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+RunEnd = Literal["suspend", "pause", "crash", "drain", "end"]
+"""How a run ends: suspended when it has read what is there; suspended, or cancelled, when each query has processed a micro-batch;
+drained; or at the end of its sources, as if all of them were bounded."""
+
+_SESSION = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": 2}
+_FIRST_FILE = 1_700_000_000  # modification time: Spark reads the oldest file first
+
+
+def session_for_tests() -> SparkSession:
+    """The session with two local cores, made once for all tests of a process."""
+    return build_session(_SESSION)
+
+
+def kept_stages(pipeline: Pipeline, stages: Sequence[str] | None) -> list[str]:
+    """The stages whose rows a test looks at: those that it names, or else those with a sink."""
+    if stages is not None:
+        return [pipeline.stage(name).name for name in stages]
+    return [stage.name for stage in pipeline.stages if stage.sink is not None]
+
+
+class ReplacedPipeline:
+    """A pipeline with replaced sources and sinks.
+
+    Args:
+        pipeline: The pipeline.
+        schemas: The columns of each source's instance, by :func:`instance_name`.
+        kept: The stages whose rows are kept.
+        folder: An empty directory.
+        spark: The session.
+        on_event: Receives the events of the runs.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        schemas: Mapping[str, str],
+        kept: Sequence[str],
+        folder: Path,
+        spark: SparkSession,
+        on_event: Callable[[JobEvent], None] = lambda event: None,
+    ) -> None:
+        self._given = pipeline
+        self._schemas = schemas
+        self._kept = kept
+        self._folder = folder
+        self._spark = spark
+        self._on_event = on_event
+        self._inputs = {name: folder / "input" / str(number) for number, name in enumerate(schemas)}
+        for each in self._inputs.values():
+            each.mkdir(parents=True)
+        self._files = 0
+        self._seen: set[Path] = set()
+
+    def add(self, name: str, rows: pa.Table) -> Path | None:
+        """Write the rows of the next micro-batch of a source's instance.
+
+        Returns:
+            The file; None if there are no rows.
+        """
+        if not rows.num_rows:
+            return None
+        file = self._inputs[name] / f"{self._files:06d}.parquet"
+        hidden = file.with_name(f".{file.name}")
+        pq.write_table(_as_parquet(rows), hidden)
+        os.utime(hidden, (_FIRST_FILE + self._files,) * 2)
+        hidden.rename(file)
+        self._files += 1
+        return file
+
+    def run(self, end: RunEnd, instances: Mapping[str, Sequence[str]] | None = None) -> bool:
+        """Run the job, from where it has ended before, to the end of the run.
+
+        Args:
+            end: How the run ends. A run that shall be paused or crash, and has nothing to process, ends as a run does: suspended
+                when it has read what is there, or at the end of its bounded sources.
+            instances: Other names of instances, by stage.
+
+        Returns:
+            Whether the job has come to its end, and was not suspended.
+
+        Raises:
+            DagsterCheckpointsError: The run has failed, as it would in production.
+        """
+        job = JobExecution(
+            self.pipeline(ends=end == "end", instances=instances),
+            storage=CheckpointStorage(open_store(str(self._folder / "store")), self._given.name),
+            options=JobOptions(
+                CheckpointConfig(interval=None),
+                NoRestart(),
+                self._folder / "work",
+                until="caught_up" if end in ("suspend", "crash") else "end",
+            ),
+            session=lambda: self._spark,
+            on_event=lambda event: on_event(event),
+            run_id="test",
+        )
+        interrupt = _AtFirstBatches(job, end) if end in ("pause", "crash") else None
+
+        def on_event(event: JobEvent) -> None:
+            self._on_event(event)
+            if interrupt is not None:
+                interrupt.see(event)
+
+        if end == "drain":
+            job.drain()
+        result = job.run()
+        if end == "crash" and interrupt is not None and interrupt.done:
+            return False
+        if result.error is not None:
+            raise result.error
+        return result.ended_by != "suspend"
+
+    def committed(self) -> dict[str, list[Row]]:
+        """The rows that have become visible since the last call, by stage."""
+        found = {}
+        for stage in self._kept:
+            new = [file for file in sorted((self._output / stage).glob("checkpoint=*/*.parquet")) if file not in self._seen]
+            found[stage] = list(self._spark.read.parquet(*map(str, new)).collect()) if new else []
+            self._seen.update(new)
+        return found
+
+    def pipeline(self, *, ends: bool = False, instances: Mapping[str, Sequence[str]] | None = None) -> Pipeline:
+        """The pipeline as it runs.
+
+        Args:
+            ends: Whether all its sources are bounded.
+            instances: Other names of instances, by stage.
+
+        Raises:
+            PipelineDefinitionError: The stages cannot have these instances.
+        """
+        stages: list[Stage] = []
+        for stage in self._given.stages:
+            last = not self._given.downstream(stage.name)
+            sink = ParquetSink(self._output / stage.name) if last or stage.name in self._kept else None
+            if stage.kind.is_source:
+                stages.append(_RowsOfTest(stage, self._schemas, self._inputs, sink, ends=ends))
+                continue
+            made = copy.copy(stage)
+            made.sink = sink
+            made.checks = stage.checks if sink is not None else ()
+            made.instances = tuple((instances or {}).get(stage.name, stage.instances))
+            stages.append(made)
+        return Pipeline(self._given.name, stages)
+
+    @property
+    def _output(self) -> Path:
+        return self._folder / "output"
+
+
+class _RowsOfTest(Stage):
+    """Stands in for a source: reads the files that the test writes, one in each micro-batch."""
+
+    def __init__(
+        self, source: Stage, schemas: Mapping[str, str], folders: Mapping[str, Path], sink: ParquetSink | None, *, ends: bool
+    ) -> None:
+        super().__init__(
+            source.name,
+            uid=source.uid,
+            kind=StageKind.BOUNDED_SOURCE if ends else source.kind,
+            instances=source.instances,
+            watermark=source.watermark,
+            sink=sink,
+            checks=source.checks if sink is not None else (),
+        )
+        self._schemas = schemas
+        self._folders = folders
+
+    def transform(self, context: StageContext) -> DataFrame:
+        name = instance_name(self, context.instance)
+        files = context.spark.readStream.schema(self._schemas[name])
+        return files.option("maxFilesPerTrigger", 1).option("maxFileAge", "36500d").parquet(str(self._folders[name]))
+
+
+class _AtFirstBatches:
+    """Cancels or suspends a run when each of its queries has processed a micro-batch."""
+
+    def __init__(self, job: JobExecution, end: RunEnd) -> None:
+        self._job = job
+        self._end = end
+        self._queries: int | None = None
+        self._processed: set[tuple[str, ...]] = set()
+        self.done = False
+
+    def see(self, event: JobEvent) -> None:
+        if isinstance(event, QueryStarted):
+            self._queries = event.total
+        if isinstance(event, FirstBatch):
+            self._processed.add(event.stages)
+            if len(self._processed) == self._queries and not self.done:
+                self.done = True
+                self._interrupt()
+
+    def _interrupt(self) -> None:
+        if self._end == "crash":
+            self._job.cancel()
+            return
+        request = ControlRequest(
+            request_id="pause",
+            kind="stop",
+            epoch=0,  # the request is not stored
+            deadline_seconds=60.0,
+            asked_by="test",
+            asked_at=datetime.now(UTC),
+        )
+        self._job.ask(request, lambda answer: None)
+
+
+def _as_parquet(rows: pa.Table) -> pa.Table:
+    """Day-time intervals as whole microseconds, as Spark writes them into Parquet files."""
+    for position, column in enumerate(rows.schema):
+        if pa.types.is_duration(column.type):
+            rows = rows.set_column(position, column.name, rows.column(position).cast(pa.duration("us")).cast(pa.int64()))
+    return rows
+
+
+def other_instances(replaced: ReplacedPipeline, pipeline: Pipeline) -> Iterator[dict[str, tuple[str, ...]]]:
+    """The ways to give stages another number of instances that the pipeline allows: one more, and one less.
+
+    Only stages that have several instances, or that get rows by key: others are not meant to be divided.
+    """
+    for change in (1, -1):
+        instances = {
+            stage.name: tuple(f"i{index}" for index in range(stage.parallelism + change))
+            for stage in pipeline.stages
+            if not stage.kind.is_source and _divisible(stage) and stage.parallelism + change > 0
+        }
+        if instances and _allowed(replaced, instances):
+            yield instances
+
+
+def _divisible(stage: Stage) -> bool:
+    return stage.parallelism > 1 or any(each.key is not None for each in stage.inputs.values())
+
+
+def _allowed(replaced: ReplacedPipeline, instances: Mapping[str, Collection[str]]) -> bool:
+    try:
+        replaced.pipeline(instances={name: tuple(each) for name, each in instances.items()})
+    except PipelineDefinitionError:
+        return False
+    return True

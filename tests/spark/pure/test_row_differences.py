@@ -1,0 +1,82 @@
+"""Rows of two results: equal in any order, and within the rounding of floating-point numbers."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_checkpoints.testing.row_differences import differences
+
+VALUES = [
+    None,
+    0,
+    1,
+    True,
+    "1",
+    b"1",
+    1.0,
+    Decimal("1"),
+    dt.date(2026, 1, 1),
+    dt.datetime(2026, 1, 1),
+    float("nan"),
+    [1],
+    (1, None),
+    {"a": 1.0},
+    {"a": 1},
+    [],
+    {},
+]
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.text(max_size=2),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=1), inner, max_size=3),
+    max_leaves=6,
+)
+rows = st.lists(st.tuples(values, values), max_size=8)
+
+
+@given(rows, st.randoms())
+def test_rows_in_another_order_are_the_same(rows: list[Any], chance: Any) -> None:
+    other = chance.sample(rows, len(rows))
+    assert differences(rows, other) == ([], [])
+
+
+@given(rows, st.data())
+def test_a_row_that_is_missing_or_there_twice_is_found(rows: list[Any], data: st.DataObject) -> None:
+    if rows:
+        row = data.draw(st.sampled_from(rows))
+        missing, unexpected = differences(rows, [each for each in rows if each is not row])
+        assert row in missing or row != row
+        assert not unexpected
+        missing, unexpected = differences(rows, [*rows, row])
+        assert (len(missing), len(unexpected)) == (0, 1)
+
+
+@pytest.mark.parametrize("one", range(len(VALUES)))
+@pytest.mark.parametrize("other", range(len(VALUES)))
+def test_a_value_equals_itself_only(one: int, other: int) -> None:
+    missing, unexpected = differences([(VALUES[one],)], [(VALUES[other],)])
+    assert (not missing and not unexpected) == (one == other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (0.1 + 0.2, 0.3, True),
+        (1e300, 1e300 * (1 + 1e-12), True),
+        (1.0, 1.0001, False),
+        (0.0, -0.0, True),
+        (float("inf"), float("inf"), True),
+        (float("inf"), float("-inf"), False),
+    ],
+)
+def test_floating_point_numbers_are_equal_within_rounding(one: float, other: float, same: bool) -> None:
+    assert (differences([("x", [one])], [("x", [other])]) == ([], [])) is same
+
+
+def test_rows_with_the_same_texts_and_several_numbers_are_paired() -> None:
+    assert differences([("x", 1.0), ("x", 2.0), ("x", 2.0)], [("x", 2.0), ("x", 3.0), ("x", 1.0)]) == ([("x", 2.0)], [("x", 3.0)])
