@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from pyspark.sql import functions as F
 from dagster_checkpoints import ParquetSink, Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.testing import HistoryMismatchError, PipelineCheckError, SourceRows, check_pipeline
 
+PAGE = Path(__file__).parents[2] / "docs/testing.md"
 NOWHERE = "/nowhere/that/exists"
 ROWS = "shop string, at timestamp, price long"
 
@@ -342,3 +344,11 @@ def found_mistake(name: str, spark: SparkSession, folder: Path) -> PipelineCheck
         assert sum(map(len, error.rows.values())) < 20
         assert error.failure.missing or error.failure.unexpected
     return error
+
+
+def examples(page: Path) -> dict[str, Any]:
+    """What the examples of a page define, in one namespace."""
+    found: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        exec(compile(block, str(page), "exec"), found)
+    return found

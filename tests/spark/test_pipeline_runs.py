@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +11,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from dagster_checkpoints import ParquetSink, Pipeline, StageInput, bounded_source, stage, unbounded_source
-from dagster_checkpoints.testing import InvalidTestRowsError, SourceRows, run_pipeline
+from dagster_checkpoints.testing import InvalidTestRowsError, PipelineCheckError, SourceRows, run_pipeline
+from tests.spark.planted_mistakes import PAGE, examples
 
-PAGE = Path(__file__).parents[2] / "docs/testing.md"
 ORDERS = "shop string, at timestamp, price long"
 
 
@@ -74,10 +73,15 @@ def test_steps_of_event_time_late_rows_and_the_drain(spark: SparkSession) -> Non
 
 
 def test_the_test_on_its_page(spark: SparkSession) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    page: dict[str, Any] = {}
-    exec(compile(block, "docs/testing.md", "exec"), page)
-    page["test_sums_by_hour"]()
+    """Those that take longer are in `long/test_planted_mistakes.py`."""
+    examples(PAGE)["test_sums_by_hour"]()
+
+
+def test_the_test_on_its_page_that_fails(spark: SparkSession) -> None:
+    with pytest.raises(PipelineCheckError) as raised:
+        examples(PAGE)["test_latest_prices"]()
+    (text,) = re.findall(r"```text\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert str(raised.value) == text.strip()
 
 
 def test_a_bounded_pipeline_has_one_step_and_other_stages_can_be_looked_at(spark: SparkSession) -> None:

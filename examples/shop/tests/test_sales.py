@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from shop.defs.sales.pipeline import SALES, sales
 
-from dagster_checkpoints.testing import SourceRows, run_pipeline
+from dagster_checkpoints.testing import SourceRows, check_pipeline, run_pipeline
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -19,3 +19,14 @@ def test_backfill_and_feed_meet_in_one_day_and_cancelled_sales_do_not_count():
     assert output.rows("daily_sales", 0) == []  # the first day is not over
     assert [(row.shop, row.amount) for row in output.rows("daily_sales", 1)] == [("north", 15.0)]
     assert [(row.shop, row.amount) for row in output.rows("daily_sales", -1)] == [("south", 7.0)]
+
+
+def test_days_do_not_depend_on_how_sales_come():
+    def every(minutes, shops):
+        return [(NEW_YEAR + timedelta(minutes=minutes * n), shops[n % len(shops)], float(n % 5 - 1)) for n in range(60)]
+
+    inputs = {
+        "history": SourceRows(SALES, every(20, ["north", "south"])),
+        "live": SourceRows(SALES, every(90, ["north", "east"])),
+    }
+    check_pipeline(sales, inputs, histories=3)

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from dagster_checkpoints.testing import check_pipeline
-from tests.spark.planted_mistakes import MISTAKES, SOUND, found_mistake
+from tests.spark.planted_mistakes import MISTAKES, PAGE, SOUND, examples, found_mistake
 
 
 @pytest.mark.parametrize("name", [name for name, mistake in MISTAKES.items() if not mistake.quick])
@@ -30,3 +30,8 @@ def test_nothing_is_found_in_a_sound_pipeline(name: str, spark: SparkSession) ->
     assert any(run.crashes for history in checked.histories for run in history.runs)
     others = any(run.instances for history in checked.histories for run in history.runs)
     assert others == (name == "one row of each key")
+
+
+@pytest.mark.parametrize("name", ["test_dear_orders", "test_sums_do_not_depend_on_how_rows_come"])
+def test_the_tests_on_its_page(name: str, spark: SparkSession) -> None:
+    examples(PAGE)[name]()
