@@ -31,7 +31,7 @@ from dagster_checkpoints.testing.replaced_pipeline import (
 )
 from dagster_checkpoints.testing.row_differences import differences
 from dagster_checkpoints.testing.source_rows import InvalidTestRowsError, SourceRows, instance_name, rows_by_instance
-from dagster_checkpoints.testing.stage_results import batch_results, findings, local_time
+from dagster_checkpoints.testing.stage_results import NoBatchError, batch_results, findings, local_time
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -339,7 +339,7 @@ class _Check:
             raise error
         self._batch = False
         _LOG.warning(
-            "Pipeline %r: Spark cannot evaluate its stages as a batch (%s). Histories are compared with one in which "
+            "Pipeline %r: Spark does not evaluate its stages as a batch (%s). Histories are compared with one in which "
             "all rows are one micro-batch; give expected= to compare with what you expect.",
             self._pipeline.name,
             str(error).splitlines()[0],
@@ -378,6 +378,8 @@ def _without(row: Any, ignored: Collection[str]) -> Any:
 
 
 def _no_batch(error: BaseException) -> bool:
-    """Whether Spark says that an operator exists in streams only."""
+    """Whether an operator exists in streams only."""
+    if isinstance(error, NoBatchError):
+        return True
     text = str(error).lower()
     return any(each in text for each in ("batch dataframe", "batch quer", "non-streaming", "streaming dataframe"))

@@ -42,6 +42,10 @@ _CHANGES = (
 )
 
 
+class NoBatchError(Exception):
+    """A stage has an operator that gives other rows in a batch than in a stream, or none."""
+
+
 def batch_results(pipeline: Pipeline, sources: Mapping[str, DataFrame], spark: SparkSession) -> dict[str, DataFrame]:
     """The result of each stage over all rows at once, as if it had one instance.
 
@@ -60,6 +64,7 @@ def stage_result(stage: Stage, available: Mapping[str, DataFrame], spark: SparkS
 
     Raises:
         StageError: The stage raised.
+        NoBatchError: The stage keeps state in functions of its own: their timers are not due in a batch.
     """
     instance = stage.for_instance()
     context = StageContext(
@@ -69,6 +74,8 @@ def stage_result(stage: Stage, available: Mapping[str, DataFrame], spark: SparkS
     open_stage(call)
     try:
         result = transform_stage(call, {name: available[name] for name in stage.inputs})
+        if any("WithState" in str(node.nodeName()) for node in nodes(analyzed(result))):
+            raise NoBatchError(f"stage {stage.name!r} keeps state in functions of its own, whose timers are not due in a batch")
         if stage.overrides_process_batch:
             processed = instance.process_batch(result, 0)
             result = result.limit(0) if processed is None else processed

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from dagster._core.errors import DagsterUserCodeUnreachableError
 from dagster._grpc.client import DagsterGrpcClient
-from dagster_graphql import DagsterGraphQLClient, DagsterGraphQLClientError
+from dagster_graphql import DagsterGraphQLClient, DagsterGraphQLClientError, ReloadRepositoryLocationStatus
 
 from dagster_checkpoints.control import PipelineControl
 from dagster_checkpoints.plugin.sensors.recovery import RECOVERS
@@ -47,9 +47,14 @@ def free_port() -> int:
 
 
 class Services:
-    """Webserver, daemon and code server, each a process of its own, below one directory."""
+    """Webserver, daemon and code server, each a process of its own, below one directory.
 
-    def __init__(self, home: Path) -> None:
+    Args:
+        home: The directory.
+        code_server: The code server: `api grpc` keeps the code that it has begun with, `code-server start` can load it again.
+    """
+
+    def __init__(self, home: Path, code_server: str = "api grpc") -> None:
         self.home, self.root = home, home / "data"
         (self.root / "input").mkdir(parents=True)
         (home / "dagster.yaml").write_text(MONITORED)
@@ -61,7 +66,7 @@ class Services:
         workspace = home / "workspace.yaml"
         workspace.write_text(f"load_from: [{{grpc_server: {{host: 127.0.0.1, port: {code}, location_name: live}}}}]\n")
         self._commands = {
-            "code server": ["dagster", "api", "grpc", "-f", str(self.location), "-h", "127.0.0.1", "-p", str(code)],
+            "code server": ["dagster", *code_server.split(), "-f", str(self.location), "-h", "127.0.0.1", "-p", str(code)],
             "webserver": ["dagster_webserver", "-h", "127.0.0.1", "-p", str(web), "-w", str(workspace)],
             "daemon": ["dagster._daemon", "run", "-w", str(workspace)],
         }
@@ -113,7 +118,7 @@ class Services:
 
     def code_server_answers(self) -> bool:
         try:
-            return bool(self._code_server.ping("ready?"))
+            return "ListRepositoriesResponse" in self._code_server.list_repositories()
         except DagsterUserCodeUnreachableError:
             return False
 
@@ -172,11 +177,13 @@ class Services:
 
 
 @pytest.fixture
-def services(tmp_path: Path) -> Iterator[Services]:
-    started = Services(tmp_path)
+def services(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Services]:
+    started = Services(tmp_path, getattr(request, "param", "api grpc"))
     try:
-        for service in ("code server", "webserver", "daemon"):
-            started.start(service)
+        started.start("code server")
+        started.until(started.code_server_answers, "the code server has loaded the definitions")
+        started.start("webserver")
+        started.start("daemon")
         started.until(started.answers, "the webserver answers")
         yield started
     finally:
@@ -241,3 +248,31 @@ def test_a_live_run_outlives_dagsters_services_and_keeps_its_code(services: Serv
     assert recovered.tags[RECOVERS] == third and recovered.job_name == "restarts_recovery_job"
     services.suspend()
     services.until(lambda: services.ended(recovered.run_id), "the recovered run ends")
+
+
+@pytest.mark.parametrize("services", ["code-server start"], indirect=True)
+def test_a_location_that_is_reloaded_with_changed_code_leaves_the_run_alone(services: Services) -> None:
+    """The old code server lives as long as its run: Dagster can still terminate that."""
+    services.drop("first", range(5))
+    first = services.launch()
+    services.until(lambda: services.committed() == [0, 1, 4, 9, 16], "the first rows are committed")
+
+    services.location.write_text(LOCATION.read_text().replace("id * id AS", "-id AS"))
+    reloaded = services.client.reload_repository_location("live")
+    assert reloaded.status is ReloadRepositoryLocationStatus.SUCCESS, reloaded.message
+    services.completes_a_checkpoint("a checkpoint after the reload")
+    services.drop("second", range(5, 8))
+    services.until(lambda: len(services.committed()) == 8, "the rows dropped meanwhile are committed")
+    assert services.committed() == [number * number for number in range(8)], "the run keeps the code that it began with"
+    assert services.status(first) is dg.DagsterRunStatus.STARTED
+
+    services.client.terminate_run(first)
+    services.until(lambda: services.ended(first), "the terminated run ends")
+    assert services.status(first) is dg.DagsterRunStatus.CANCELED
+    services.drop("third", range(8, 10))
+    second = services.launch()
+    squares_then_negatives = sorted([*(number * number for number in range(8)), -8, -9])
+    services.until(lambda: services.committed() == squares_then_negatives, "the next run has the new code")
+    services.client.terminate_run(second)
+    services.until(lambda: services.ended(second), "the second run ends")
+    assert services.state().job.job_id == 1, "the second run has continued the job of the first"
