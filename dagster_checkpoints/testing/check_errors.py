@@ -33,7 +33,7 @@ _NOT_AGAIN = "It was so once, and not again under the same history: something is
 
 
 @dataclass(frozen=True)
-class Failure:
+class HistoryFailure:
     """How a pipeline fails under a history.
 
     Attributes:
@@ -88,7 +88,7 @@ class HistoryMismatchError(PipelineCheckError):
     def __init__(
         self,
         text: str,
-        failure: Failure,
+        failure: HistoryFailure,
         history: History,
         rows: Mapping[str, Mapping[int, Mapping[str, Any]]],
     ) -> None:
@@ -103,7 +103,7 @@ class HistoryMismatchError(PipelineCheckError):
         cls,
         pipeline: str,
         history: History,
-        failure: Failure,
+        failure: HistoryFailure,
         rows: Mapping[str, Mapping[int, Mapping[str, Any]]],
         size: str,
     ) -> Self:
@@ -130,8 +130,8 @@ class HistoryMismatchError(PipelineCheckError):
         return cls("\n".join(lines), failure, history, rows)
 
 
-def _reason(history: History, failure: Failure) -> list[str]:
-    if failure == Failure():
+def _reason(history: History, failure: HistoryFailure) -> list[str]:
+    if failure == HistoryFailure():
         return [_NOT_AGAIN]
     needs = [f"- {_NEEDED[name]}" for name, _ in simpler(history)]
     if needs:

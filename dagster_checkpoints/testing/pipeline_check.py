@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 
 from dagster_checkpoints.pipeline import Pipeline, StageKind
 from dagster_checkpoints.spark.job.plan_check import check_plans
-from dagster_checkpoints.testing.check_errors import Failure, HistoryMismatchError, StageFindingError
+from dagster_checkpoints.state import RestoreError
+from dagster_checkpoints.testing.check_errors import HistoryFailure, HistoryMismatchError, StageFindingError
 from dagster_checkpoints.testing.histories import Feed, History, Run, in_order, on_time, random_history, shrink, simpler
 from dagster_checkpoints.testing.replaced_pipeline import (
     ReplacedPipeline,
@@ -113,11 +114,17 @@ def check_pipeline(
     tried = []
     for history in check.histories(histories, random.Random(seed)):
         failure = check.failure(history)
-        tried.append(history)
-        if failure is not None and failure.error is not None and not list(simpler(history)):
+        if failure is None:
+            tried.append(history)
+            continue
+        if isinstance(failure.error, RestoreError) and any(run.instances for run in history.runs):
+            _LOG.warning(
+                "Pipeline %r: other instances are not tried, since a restore refuses them: %s", pipeline.name, failure.error
+            )
+            continue
+        if failure.error is not None and not list(simpler(history)):
             raise failure.error  # all rows at once: it fails as it is, not for the way of the rows
-        if failure is not None:
-            raise check.mismatch(shrink(history, lambda each: check.failure(each) is not None, shrink_attempts), seed)
+        raise check.mismatch(check.smallest(history, failure, shrink_attempts), seed)
     return CheckedPipeline(tuple(tried), reference, check.compared)
 
 
@@ -238,20 +245,29 @@ class _Check:
             )
         return found + made
 
-    def failure(self, history: History) -> Failure | None:
+    def failure(self, history: History) -> HistoryFailure | None:
         """How a history fails; None if it does not, or is none in which all rows are in time."""
         if not on_time(history, self._feeds):
             return None
         try:
             found = self._results(history)
         except Exception as error:
-            return Failure(error=error)
+            return HistoryFailure(error=error)
         expected = self._expect(history)
         for stage in self._kept:
             missing, unexpected = differences(self._compared(stage, expected.get(stage, ())), self._compared(stage, found[stage]))
             if missing or unexpected:
-                return Failure(stage, missing, unexpected)
+                return HistoryFailure(stage, missing, unexpected)
         return None
+
+    def smallest(self, history: History, failure: HistoryFailure, attempts: int) -> History:
+        """The smallest history found that fails in the same way: with other rows, or with an error of the same kind."""
+
+        def fails(smaller: History) -> bool:
+            found = self.failure(smaller)
+            return found is not None and type(found.error) is type(failure.error)
+
+        return shrink(history, fails, attempts)
 
     def mismatch(self, history: History, seed: int) -> HistoryMismatchError:
         """The error for a failing history."""
@@ -259,7 +275,7 @@ class _Check:
         for name, number in history.rows:
             rows.setdefault(name, {})[number] = self._tables[name].slice(number, 1).to_pylist()[0]
         total = sum(table.num_rows for table in self._tables.values())
-        failure = self.failure(history) or Failure()
+        failure = self.failure(history) or HistoryFailure()
         return HistoryMismatchError.of(
             self._pipeline.name, history, failure, rows, f"seed {seed}, {len(history.rows)} of {total} rows"
         )

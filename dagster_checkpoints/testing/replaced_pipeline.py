@@ -174,7 +174,7 @@ class ReplacedPipeline:
             made.checks = stage.checks if sink is not None else ()
             made.instances = tuple((instances or {}).get(stage.name, stage.instances))
             stages.append(made)
-        return Pipeline(self._given.name, stages)
+        return Pipeline(self._given.name, stages, chaining=self._given.chaining)
 
     @property
     def _output(self) -> Path:
