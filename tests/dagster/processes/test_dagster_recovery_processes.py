@@ -193,7 +193,7 @@ def test_a_crash_after_a_refused_run_and_an_eviction_are_both_recovered(world: W
 
 @pytest.mark.parametrize("job_name", ["numbers", "numbers_multiprocess"])
 def test_a_container_that_is_stopped_saves_within_its_grace_period_and_another_run_continues(world: World, job_name: str) -> None:
-    """A pod that is deleted or a container that is stopped: SIGTERM to its first process alone, SIGKILL after the grace period."""
+    """A deleted pod, a stopped container: SIGTERM to its first process alone, and SIGKILL after the grace period."""
     grace_period = world.termination_timeout + CANCEL_SECONDS + 1
     world.drop("first", range(4))
     stopped, container = world.launch_container(job_name)
