@@ -109,6 +109,7 @@ def test_a_run_without_a_configured_storage_is_refused(
 
 POSTGRES = "storage:\n  postgres:\n    postgres_url: postgresql://user:secret@nowhere.invalid/dagster\n"
 KUBERNETES = "run_launcher:\n  module: dagster_k8s\n  class: K8sRunLauncher\n"
+DOCKER = "run_launcher:\n  module: dagster_docker\n  class: DockerRunLauncher\n"
 OLD_RUN_STORAGE = "run_storage:\n  module: dagster_mysql.run_storage\n  class: MySQLRunStorage\n"
 
 
@@ -116,6 +117,7 @@ OLD_RUN_STORAGE = "run_storage:\n  module: dagster_mysql.run_storage\n  class: M
     ("configuration", "found"),
     [
         (KUBERNETES, "its run launcher is K8sRunLauncher of dagster_k8s"),
+        (DOCKER, "its run launcher is DockerRunLauncher of dagster_docker"),
         (POSTGRES, "its storage is DagsterPostgresStorage of dagster_postgres"),
         (KUBERNETES + POSTGRES, "K8sRunLauncher of dagster_k8s and its storage is DagsterPostgresStorage"),
         (OLD_RUN_STORAGE, "its run storage is MySQLRunStorage of dagster_mysql.run_storage"),

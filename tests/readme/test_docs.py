@@ -269,7 +269,7 @@ def known_names() -> set[str]:
     for config, field in ((CheckpointCoordinatorResource, "restart_strategy"), (PipelineRunConfig, "until")):
         names |= set(get_args(config.model_fields[field].annotation))
     names |= {mode.value for mode in ClaimMode} | {file.name for file in (REPOSITORY / "assets").glob("*.py")}
-    names |= {*vars(flights), *vars(flights_assets), *(defs.resources or {}), *DAGSTERS}
+    names |= {*vars(flights), *vars(flights_assets), *(defs.resources or {}), *DAGSTERS, *OF_LAUNCHERS}
     names |= {node.name for node in ast.walk(ast.parse(blocks(README, "python")[0])) if isinstance(node, ast.FunctionDef)}
     names |= {*STAGE_LABELS, *COMMIT_LABELS, "partition_id"} | {metric.name for metric in METRICS}
     names |= {field.name for kind in (StageState, KeyedState, InstanceOffsets) for field in fields(kind)}
@@ -293,6 +293,21 @@ DAGSTERS = {
     "run_retries",
 }
 """Packages, and settings in dagster.yaml, which test_the_run_monitoring_that_is_shown tries."""
+OF_LAUNCHERS = {
+    "container_kwargs",
+    "docker_executor",
+    "in_process_executor",
+    "job_image",
+    "k8s_job_executor",
+    "max_resume_run_attempts",
+    "mem_limit",
+    "multiprocess_executor",
+    "nano_cpus",
+    "run_k8s_config",
+    "start_timeout_seconds",
+    "stop_timeout",
+}
+"""Settings and executors of the packages for Kubernetes and Docker; tests/dagster/test_example_kubernetes.py looks them up."""
 
 
 @pytest.mark.parametrize("page", [README, *(page for page in DOCS if page != PROTOCOL)], ids=name)

@@ -44,8 +44,11 @@ def live_assets(context: dg.AssetExecutionContext, checkpoint_coordinator: Check
     )
 
 
-job = dg.define_asset_job("numbers", selection=dg.AssetSelection.assets(live_assets), executor_def=dg.in_process_executor)
-recovery = build_recovery_sensor(pipeline=pipeline, assets=live_assets, jobs=[job], backoff=Backoff(first=0.0, longest=0.0))
+jobs = [
+    dg.define_asset_job(name, selection=dg.AssetSelection.assets(live_assets), executor_def=executor)
+    for name, executor in {"numbers": dg.in_process_executor, "numbers_multiprocess": dg.multiprocess_executor}.items()
+]
+recovery = build_recovery_sensor(pipeline=pipeline, assets=live_assets, jobs=jobs, backoff=Backoff(first=0.0, longest=0.0))
 coordinator = CheckpointCoordinatorResource(
     interval=1.0,
     lease_seconds=6.0,
@@ -55,4 +58,4 @@ coordinator = CheckpointCoordinatorResource(
     spark_config={"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"},
 )
 
-defs = dg.Definitions(assets=[live_assets], jobs=[job], sensors=[recovery], resources={"checkpoint_coordinator": coordinator})
+defs = dg.Definitions(assets=[live_assets], jobs=jobs, sensors=[recovery], resources={"checkpoint_coordinator": coordinator})

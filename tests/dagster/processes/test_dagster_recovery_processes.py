@@ -1,4 +1,4 @@
-"""The recovery sensor with real runs, real storage and real signals: the runs that it restarts after a crash and an eviction."""
+"""The recovery sensor with real runs, real storage and real signals: the runs that it restarts after a crash, or an eviction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +18,10 @@ from typing import Any
 import dagster as dg
 import pyarrow.parquet as pq
 import pytest
+from dagster._core.definitions.reconstruct import ReconstructableRepository
+from dagster._grpc.types import ExecuteRunArgs
 
+from dagster_checkpoints.plugin.job_run import CANCEL_SECONDS
 from dagster_checkpoints.plugin.sensors.recovery import ATTEMPT, RECOVERS
 from dagster_checkpoints.plugin.stage_assets import REFUSED
 from dagster_checkpoints.storage import CheckpointStorage, PipelineState, open_store
@@ -36,22 +39,36 @@ class World:
         self._cursor: str | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
         self.storage = CheckpointStorage(open_store(str(home / "checkpoints")), "recovered")
+        self.termination_timeout: float = location.coordinator.termination_timeout
 
     def launch(self, request: Any = None) -> tuple[str, subprocess.Popen[bytes]]:
-        """Start a run of the job, or the run that the sensor requests, as a launcher does. Returns its id and its process."""
+        """Start a run of the job, or the run that the sensor requests. Returns its id and its process."""
         known = {run.run_id for run in self.instance.get_runs()}
         command = [sys.executable, "-m", "dagster", "job", "execute", "-f", str(LOCATION), "-j", "numbers"]
         if request is not None:
             assert request.job_name == "numbers"
             command += ["--tags", json.dumps(dict(request.tags))]
-        with self.log(len(self._processes)).open("wb") as log:
-            process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log, start_new_session=True)
-        self._processes.append(process)
+        process = self._start(command)
 
         def appeared() -> str | None:
             return next((run.run_id for run in self.instance.get_runs() if run.run_id not in known), None)
 
         return self.until(appeared, "the run appears"), process
+
+    def launch_container(self, job_name: str, tags: Mapping[str, str] | None = None) -> tuple[str, subprocess.Popen[bytes]]:
+        """Start a run of a job with the command that the launchers for Docker and Kubernetes give to the container."""
+        repository = ReconstructableRepository.for_file(str(LOCATION), "defs", str(REPOSITORY))
+        job = repository.get_reconstructable_job(job_name)
+        origin = job.get_python_origin()
+        run = self.instance.create_run_for_job(job.get_definition(), tags=tags, job_code_origin=origin)
+        arguments = ExecuteRunArgs(job_origin=origin, run_id=run.run_id, instance_ref=self.instance.get_ref())
+        return run.run_id, self._start([sys.executable, "-m", *arguments.get_command_args()])
+
+    def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        with self.log(len(self._processes)).open("wb") as log:
+            process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log, start_new_session=True)
+        self._processes.append(process)
+        return process
 
     def log(self, number: int) -> Path:
         return self.home / f"run-{number}.log"
@@ -172,3 +189,33 @@ def test_a_crash_after_a_refused_run_and_an_eviction_are_both_recovered(world: W
     assert world.state().job.job_id == 1
     result = world.tick()
     assert not result.run_requests and f"The newest run, {last}, is SUCCESS" in result.skip_message
+
+
+@pytest.mark.parametrize("job_name", ["numbers", "numbers_multiprocess"])
+def test_a_container_that_is_stopped_saves_within_its_grace_period_and_another_run_continues(world: World, job_name: str) -> None:
+    """A deleted pod, a stopped container: SIGTERM to its first process alone, and SIGKILL after the grace period."""
+    grace_period = world.termination_timeout + CANCEL_SECONDS + 1
+    world.drop("first", range(4))
+    stopped, container = world.launch_container(job_name)
+    world.until(lambda: world.committed() == [0, 1, 4, 9], "the first rows are committed")
+    world.drop("second", range(4, 8))
+    container.send_signal(signal.SIGTERM)
+    try:
+        exit_code = container.wait(grace_period)
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"the grace period has passed: {world.log(0).read_text()[-5000:]}")
+    assert exit_code == 0, "the pod's phase is Succeeded: `fail_pod_on_run_failure` is not set"
+    assert world.status(stopped) is dg.DagsterRunStatus.FAILURE, "Dagster knows of no termination"
+    state = world.state()
+    assert state.lease is None, "the next run need not wait for the end of a lease"
+    assert (state.job.status, state.job.ended_by, state.job.stop_asked_by) == ("FINISHED", "suspend", "termination")
+
+    request = world.requested()
+    assert (request.job_name, request.tags[RECOVERS]) == (job_name, stopped)
+    world.drop("third", range(8, 10))
+    (world.home / "data" / "drain").touch()
+    last, container = world.launch_container(request.job_name, request.tags)
+    assert container.wait(SECONDS) == 0, world.log(1).read_text()[-5000:]
+    assert world.status(last) is dg.DagsterRunStatus.SUCCESS
+    assert f"({state.job.savepoint})" in world.log(1).read_text()
+    assert world.committed() == [number * number for number in range(10)]
