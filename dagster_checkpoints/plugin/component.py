@@ -212,6 +212,7 @@ class CheckpointedPipelineComponent(dg.Component, dg.Resolvable):
     ] = None
     op_tags: dict[str, Any] | None = None
     pool: str | None = None
+    job_tags: dict[str, Any] | None = None
 
     def build_defs(self, context: ComponentLoadContext) -> dg.Definitions:
         """Everything that Dagster needs for the pipeline."""

@@ -61,6 +61,7 @@ def build_pipeline_defs(
     translator: DagsterStageTranslator | None = None,
     op_tags: Mapping[str, Any] | None = None,
     pool: str | None = None,
+    job_tags: Mapping[str, Any] | None = None,
 ) -> dg.Definitions:
     """Everything that Dagster needs for a pipeline: assets, a job, savepoints with their check, sensors and schedules.
 
@@ -113,6 +114,8 @@ def build_pipeline_defs(
         translator: Says how each stage becomes an asset.
         op_tags: Tags of the op.
         pool: Concurrency pool of the op.
+        job_tags: Tags of the job, and so of its runs, also those of schedules and of the recovery sensor: `dagster-k8s/config`, or
+            what a limit of the run queue counts.
 
     Raises:
         ConflictingDefinitionsError: With `assets`, another argument describes the assets, or how they run.
@@ -143,7 +146,7 @@ def build_pipeline_defs(
         _check_own_assets(pipeline, assets, {**described, "drain_when": rows})
     savepoints = savepoint_asset(pipeline=pipeline, assets=assets, resource_key=resource_key)
     check = savepoint_check(pipeline=pipeline, savepoints=savepoints, resource_key=resource_key)
-    job = _job(pipeline, assets)
+    job = _job(pipeline, assets, job_tags)
     on, off = dg.DefaultSensorStatus.RUNNING, dg.DefaultSensorStatus.STOPPED
     every: dict[str, Any] = {"pipeline": pipeline, "minimum_interval_seconds": minimum_interval_seconds}
     asking = {**every, "resource_key": resource_key}
@@ -189,7 +192,7 @@ def build_pipeline_defs(
     )
 
 
-def _job(pipeline: Pipeline, assets: dg.AssetsDefinition) -> Any:
+def _job(pipeline: Pipeline, assets: dg.AssetsDefinition, tags: Mapping[str, Any] | None) -> Any:
     start = {"restore_from": "latest"}
     return dg.define_asset_job(
         f"{pipeline.name}_job",
@@ -201,6 +204,7 @@ def _job(pipeline: Pipeline, assets: dg.AssetsDefinition) -> Any:
             "number; `none` is a new start."
         ),
         executor_def=dg.in_process_executor,  # one op: a second process would only need more memory
+        tags=tags,
     )
 
 

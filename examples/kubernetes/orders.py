@@ -1,6 +1,5 @@
-"""A code location whose runs are pods: a pipeline, its job with the size of the pod, and a sensor that restarts evicted runs."""
+"""A code location whose runs are pods: a pipeline, and its definitions with the size of the pod."""
 
-import dagster as dg
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -10,8 +9,6 @@ from dagster_checkpoints import (
     Pipeline,
     StageContext,
     build_pipeline_defs,
-    build_recovery_sensor,
-    pipeline_assets,
     stage,
     unbounded_source,
 )
@@ -54,22 +51,9 @@ POD = {
     "pod_spec_config": {"volumes": [{"name": "work", "empty_dir": {"size_limit": "20Gi"}}]},
 }
 
-
-@pipeline_assets(pipeline=pipeline)
-def orders_assets(context: dg.AssetExecutionContext, checkpoint_coordinator: CheckpointCoordinatorResource):
-    yield from checkpoint_coordinator.run(pipeline, context=context)
-
-
-orders_pod = dg.define_asset_job(
-    "orders_pod",
-    selection=dg.AssetSelection.assets(orders_assets).without_checks(),
-    executor_def=dg.in_process_executor,
-    tags={"dagster-k8s/config": POD},
-)
-recovery = build_recovery_sensor(
-    pipeline=pipeline, assets=orders_assets, jobs=[orders_pod], default_status=dg.DefaultSensorStatus.RUNNING
-)
-defs = dg.Definitions.merge(
-    build_pipeline_defs(pipeline, assets=orders_assets, recovery_attempts=0, coordinator=coordinator),
-    dg.Definitions(jobs=[orders_pod], sensors=[recovery]),
+defs = build_pipeline_defs(
+    pipeline,
+    coordinator=coordinator,
+    job_tags={"dagster-k8s/config": POD},
+    automation=True,  # the recovery sensor is on, without a click
 )

@@ -167,8 +167,8 @@ def run_of(instance: dg.DagsterInstance, orders: ModuleType) -> dg.DagsterRun:
     repository = ReconstructableRepository.for_file(
         str(EXAMPLE / "orders.py"), "defs", str(EXAMPLE), container_image="your-registry/orders:1"
     )
-    origin = repository.get_reconstructable_job("orders_pod").get_python_origin()
-    job = orders.defs.resolve_job_def("orders_pod")
+    origin = repository.get_reconstructable_job("orders_job").get_python_origin()
+    job = orders.defs.resolve_job_def("orders_job")
     return instance.create_run_for_job(job, tags=dict(job.tags), job_code_origin=origin)
 
 
@@ -216,7 +216,7 @@ def test_the_pod_of_a_run_has_what_the_example_configures(orders: ModuleType, la
 
 
 def test_the_tag_of_the_job_is_checked_by_dagster(orders: ModuleType) -> None:
-    tags = dict(orders.defs.resolve_job_def("orders_pod").tags)
+    tags = dict(orders.defs.resolve_job_def("orders_job").tags)
     config = get_user_defined_k8s_config(tags)
     assert config.pod_spec_config["volumes"] == [{"name": "work", "empty_dir": {"size_limit": "20Gi"}}]
     for mistaken in ({"containers_config": {}}, {"pod_spec_config": {"volume": []}}, {"container_config": {"resource": {}}}):
@@ -227,7 +227,7 @@ def test_the_tag_of_the_job_is_checked_by_dagster(orders: ModuleType) -> None:
 def test_a_recovered_run_has_the_pod_of_the_failed_one(orders: ModuleType) -> None:
     from dagster_checkpoints.plugin.run_tags import repeated_tags
 
-    tags = dict(orders.defs.resolve_job_def("orders_pod").tags)
+    tags = dict(orders.defs.resolve_job_def("orders_job").tags)
     assert repeated_tags(tags | {"dagster/run_key": "1"}) == tags
 
 
@@ -324,7 +324,7 @@ def test_the_image_has_java_a_user_with_a_name_and_no_program_in_front() -> None
 
 def test_the_pipeline_of_the_example(orders: ModuleType) -> None:
     dg.Definitions.validate_loadable(orders.defs)
-    job = orders.defs.resolve_job_def("orders_pod")
+    job = orders.defs.resolve_job_def("orders_job")
     assert job.executor_def is dg.in_process_executor
     assert [node.name for node in job.nodes] == ["orders_assets"], "a run is one op"
     checked = subprocess.run(

@@ -119,6 +119,15 @@ def test_the_job_begins_with_the_start_point_in_its_launchpad(resource: Checkpoi
     assert defs.resolve_job_def("shop_job").run_config == {"ops": {"shop_assets": {"config": {"restore_from": "latest"}}}}
 
 
+def test_the_job_and_what_schedules_launch_has_its_tags(resource: CheckpointCoordinatorResource) -> None:
+    tags = {"load": "live", "dagster-k8s/config": {"container_config": {"resources": {"limits": {"memory": "8Gi"}}}}}
+    settings: dict[str, Any] = {"run_schedule": "0 3 * * *", "burst_schedule": "*/15 * * * *", "job_tags": tags}
+    defs = build_pipeline_defs(shop(), coordinator=resource, **settings)
+    job = defs.resolve_job_def("shop_job")
+    assert job.tags["load"] == "live" and "8Gi" in job.tags["dagster-k8s/config"]
+    assert {each.job_name for each in defs.get_repository_def().schedule_defs} == {"shop_job"}
+
+
 def test_pipelines_share_a_resource_or_have_their_own(resource: CheckpointCoordinatorResource) -> None:
     shared = build_pipeline_defs(shop(name="one"))
     other = build_pipeline_defs(shop(name="two"), key_prefix="two", coordinator=resource, resource_key="of_two")
