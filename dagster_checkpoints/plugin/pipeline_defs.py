@@ -114,8 +114,8 @@ def build_pipeline_defs(
         translator: Says how each stage becomes an asset.
         op_tags: Tags of the op.
         pool: Concurrency pool of the op.
-        job_tags: Tags of the job, and so of its runs, also those of schedules and of the recovery sensor: `dagster-k8s/config`, or
-            what a limit of the run queue counts.
+        job_tags: Tags of the job, and so of its runs, also those of schedules and of the recovery sensor: `dagster-k8s/config`,
+            or what a limit of the run queue counts.
 
     Raises:
         ConflictingDefinitionsError: With `assets`, another argument describes the assets, or how they run.
