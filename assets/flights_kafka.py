@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
-
 from assets.flights_data import AIRPORTS, FLIGHTS, FlightsData
 
 if TYPE_CHECKING:
@@ -70,6 +68,7 @@ def spark_settings() -> dict[str, str]:
 
 def send_flights(airport: str, file: Path) -> None:
     """Send the flights of one day and airport; each airport has a partition of the topic."""
+    import pyarrow.parquet as pq
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": os.environ[SERVERS], "enable.idempotence": True})

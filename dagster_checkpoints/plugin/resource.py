@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import dagster as dg
 from dagster_aws.s3 import S3Resource
@@ -37,22 +37,21 @@ from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.definition_checks import check_definition
 from dagster_checkpoints.plugin.input_assets import input_assets
 from dagster_checkpoints.plugin.interrupts import interrupts_delayed
-from dagster_checkpoints.plugin.job_run import JobRun
-from dagster_checkpoints.plugin.job_thread import JobThread
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
-from dagster_checkpoints.plugin.run_events import RunReporter, failure
 from dagster_checkpoints.plugin.run_lineage import earlier_runs, origin_of
 from dagster_checkpoints.plugin.run_tags import time_limit_tags
 from dagster_checkpoints.plugin.settings import KnownSettings
 from dagster_checkpoints.plugin.stage_assets import PIPELINE, StageAssets
-from dagster_checkpoints.spark.job.events import JobEvent
-from dagster_checkpoints.spark.job.job_execution import JobExecution
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.session.spark_session import build_session, session_config
 from dagster_checkpoints.spark.session.work_directory import RemoteDirectory, check_work_directory_named, parse_work_directory
 from dagster_checkpoints.state import ClaimMode
 from dagster_checkpoints.storage import CheckpointStorage, ObjectStore, open_store
 from dagster_checkpoints.storage.root import storage_root
+
+if TYPE_CHECKING:
+    from dagster_checkpoints.spark.job.events import JobEvent
+    from dagster_checkpoints.spark.job.job_execution import JobExecution
 
 
 class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
@@ -252,7 +251,11 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         Raises:
             dagster.Failure: The job cannot start or has failed; text and metadata name the cause and the remedy.
         """
-        reporter: RunReporter | None = None
+        # The engine is not needed to define anything: what only lists definitions starts half a second earlier.
+        from dagster_checkpoints.plugin.job_run import JobRun
+        from dagster_checkpoints.plugin.job_thread import JobThread
+        from dagster_checkpoints.plugin.run_events import RunReporter, failure
+
         with interrupts_delayed():
             # The recovery sensor finds the run by it, whatever its job is.
             context.instance.add_run_tags(context.run.run_id, {PIPELINE: pipeline.name})
@@ -349,6 +352,8 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         on_event: Callable[[JobEvent], None],
         log: logging.Logger,
     ) -> JobExecution:
+        from dagster_checkpoints.spark.job.job_execution import JobExecution
+
         storage = self.checkpoint_storage(pipeline, instance=context.instance)
         spark_config = self.spark_settings()
         check_work_directory_named(spark_config["spark.master"], named=bool(self.work_directory))

@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 
 from assets import flights
-from assets.flights_data import AIRPORTS, FLIGHTS, FlightsData, package_data, prepare
+from assets.flights_data import AIRPORTS, FLIGHTS, FlightsData, prepare
+from assets.flights_files import package_data
 from assets.reference import (
     EXPECTED,
     committed,
