@@ -73,6 +73,12 @@ class World:
 
         return self.until(appeared, "the run appears"), process
 
+    def recover(self, failed: str) -> tuple[str, subprocess.Popen[bytes]]:
+        """Start the run that the recovery sensor requests. Returns its id and its process."""
+        (request,) = self.until(lambda: self.tick(self.location.recovery).run_requests, "the recovery sensor requests a run")
+        assert request.run_key == request.tags[RECOVERS] == failed
+        return self.launch("numbers", request)
+
     @property
     def _log(self) -> Path:
         return self.home / "runs.log"
@@ -278,36 +284,46 @@ def test_a_run_while_dagsters_server_is_restarted_and_killed(world: World, postg
     assert GIVEN_UP not in world.log() and process.poll() is None
     assert world.status(first) is dg.DagsterRunStatus.STARTED
 
-    # Killed, and away for longer than Dagster tries: the run ends, and cannot tell it.
+    # Killed, and back when Dagster has given up a write: the run fails, and is restarted.
     since = len(world.log())
     postgresql.stop()
     try:
-        world.drop("third", range(6, 9))
+        world.until(lambda: GIVEN_UP in world.log(since), "the run gives up to write an event")
+    finally:
+        postgresql.start()
+    assert process.wait(SECONDS) != 0
+    assert world.status(first) is dg.DagsterRunStatus.FAILURE
+    second, process = world.recover(first)
+    world.drop("third", range(6, 8))
+    world.has_committed(8)
+    world.until(lambda: world.shown_rows() == 8, "the recovered run's commit is materialized")
+
+    # Killed, and away until the process has ended: the run cannot tell its end.
+    postgresql.stop()
+    try:
+        world.drop("fourth", range(8, 9))
         assert process.wait(SECONDS) != 0
     finally:
         postgresql.start()
-    assert GIVEN_UP in world.log(since)
-    assert world.status(first) is dg.DagsterRunStatus.STARTED, "its end could not be written"
+    assert world.status(second) is dg.DagsterRunStatus.STARTED, "its end could not be written"
     state = world.state()
-    assert (state.lease, state.job.status, state.job.run_id) == (None, "CANCELED", first), "the pipeline is released"
-    # So the recovery sensor cannot know that the process is gone: it watches the lease of a run, and there is none.
+    assert (state.lease, state.job.status, state.job.run_id) == (None, "CANCELED", second), "the pipeline is released"
+    # So the recovery sensor does not see that the process is gone: it watches the lease of a run, and there is none.
     result = world.tick(world.location.recovery)
-    assert not result.run_requests and f"The newest run, {first}, is STARTED" in str(result.skip_message)
+    assert not result.run_requests and f"The newest run, {second}, is STARTED" in str(result.skip_message)
 
     # Marked as failed, it is restarted; all rows are there once, and also Dagster is told of all.
-    dead = world.instance.get_run_by_id(first)
+    dead = world.instance.get_run_by_id(second)
     assert dead is not None
     world.instance.report_run_failed(dead)
-    (request,) = world.until(lambda: world.tick(world.location.recovery).run_requests, "the recovery sensor requests a run")
-    assert request.run_key == request.tags[RECOVERS] == first
-    world.drop("fourth", range(9, 10))
-    second, process = world.launch("numbers", request)
+    third, process = world.recover(second)
+    world.drop("fifth", range(9, 10))
     world.has_committed(10)
     world.until(lambda: world.shown_rows() == 10, "what was committed without the server is materialized")
     (world.home / "checkpoints" / "stored_live" / "drain-now").touch()
     drain = world.sensor("stored_live_drain")
     world.until(lambda: world.tick_says(drain, "Asked run"), "the drain is requested")
     assert process.wait(SECONDS) == 0, world.log()[-5000:]
-    assert world.status(second) is dg.DagsterRunStatus.SUCCESS and world.state().job.job_id == 1
+    assert world.status(third) is dg.DagsterRunStatus.SUCCESS and world.state().job.job_id == 1
     assert world.committed() == [number * number for number in range(10)]
     assert world.committed("backfill") == list(range(5))
