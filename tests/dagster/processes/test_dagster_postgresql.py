@@ -248,7 +248,7 @@ def test_runs_savepoints_sensors_and_checks_with_dagsters_storage_in_postgresql(
     assert taken["checkpoint"] == state.newest.checkpoint_id and Path(taken["path"].removeprefix("file://")).is_dir()
     assert "The newest run" in str(world.tick(world.location.recovery).skip_message)
 
-    # The next run continues from the savepoint; the drain sensor ends it, in three ticks that know each other by the cursor.
+    # The next run continues from the savepoint. The drain sensor ends it; its last tick knows the request from its cursor.
     world.drop("second", range(5, 8))
     second, process = world.launch("numbers")
     world.has_committed(8)
