@@ -10,6 +10,8 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.events import DagsterEvent, DagsterEventType
+from dagster._core.execution.plan.objects import StepFailureData
 
 from dagster_checkpoints import Pipeline
 from dagster_checkpoints.plugin.sensors import pipeline_sensor
@@ -60,7 +62,6 @@ def new_run(
     selection: list[str] | None = None,
 ) -> str:
     """A run in Dagster's storage that has just ended, after this number of seconds."""
-    from dagster._core.events import DagsterEvent, DagsterEventType
     from dagster._core.utils import make_new_run_id
 
     run = dg.DagsterRun(
@@ -340,6 +341,54 @@ def test_a_run_that_dagster_takes_for_alive_and_that_has_died_is_marked_as_faile
     assert status() is dg.DagsterRunStatus.FAILURE
     (request,) = tick(sensor, instance, result.cursor).run_requests
     assert request.run_key == started
+
+
+@pytest.mark.parametrize(
+    ("ended", "op_end", "found"),
+    [
+        ("CANCELED", None, True),
+        ("FAILED", None, True),
+        ("FAILED", DagsterEventType.STEP_FAILURE, False),  # other ops of the run go on
+        ("CANCELED", DagsterEventType.STEP_FAILURE, False),
+        ("FINISHED", None, False),  # the op, or another one, does something after the pipeline
+    ],
+)
+def test_a_run_whose_end_could_not_be_written_is_marked_as_failed_and_restarted(
+    make: Make,
+    tick: Tick,
+    instance: dg.DagsterInstance,
+    owner: Owner,
+    meeting_pipeline: Pipeline,
+    later: Callable[[float], None],
+    ended: str,
+    op_end: DagsterEventType | None,
+    found: bool,
+) -> None:
+    """Dagster's storage was away when the run ended: it has released the pipeline, and Dagster takes it for STARTED for ever."""
+    started = new_run(instance, dg.DagsterRunStatus.STARTED)
+    owner(meeting_pipeline, started, lease_seconds=60.0).end(ended)
+    if op_end is not None:
+        event = DagsterEvent(
+            event_type_value=op_end.value,
+            job_name="nightly",
+            step_key=f"graph.{OP}",
+            event_specific_data=StepFailureData(error=None, user_failure_data=None),
+        )
+        instance.report_dagster_event(event, run_id=started)
+    sensor = make(dead_after=100.0)
+    first = tick(sensor, instance)
+    assert not first.run_requests and "is STARTED" in first.skip_message
+    later(90.0)
+    second = tick(sensor, instance, first.cursor)
+    assert "is STARTED" in second.skip_message
+    later(101.0)
+    third = tick(sensor, instance, second.cursor)
+    run = instance.get_run_by_id(started)
+    assert run is not None and (run.status is dg.DagsterRunStatus.FAILURE) == found
+    assert ("has given up the pipeline, and has not written the end of its op" in third.skip_message) == found
+    later(200.0)
+    requests = tick(sensor, instance, third.cursor).run_requests or []
+    assert [request.run_key for request in requests] == ([started] if found else [])
 
 
 def test_a_run_that_does_not_own_the_pipeline_is_not_marked_as_failed(

@@ -103,8 +103,9 @@ def build_recovery_sensor(
 
     A run whose process was killed counts as failed only after Dagster has marked it so. Dagster's default launcher does that by
     itself while the code server is alive; for other launchers switch on `run_monitoring` in `dagster.yaml`. The sensor marks what
-    both miss: a run that Dagster takes for STARTED, whose lease on the pipeline has not been renewed for `dead_after` seconds. If
-    its process lives all the same, it has lost the pipeline, and commits nothing.
+    both miss: a run that Dagster takes for STARTED, whose lease on the pipeline has not been renewed for `dead_after` seconds, or
+    that has given up the pipeline as long ago, without an end of its op in Dagster's storage. If its process lives all the same,
+    it has lost the pipeline, and commits nothing.
 
     Args:
         pipeline: The pipeline.
@@ -115,8 +116,8 @@ def build_recovery_sensor(
         limit: The maximum number of consecutive attempts.
         backoff: The delays before the attempts.
         reset_after: Seconds after which a run counts as a success: the count of attempts begins again from zero.
-        dead_after: Seconds without a renewal of its lease, at least the lease's own, after which a run that Dagster takes for
-            STARTED is marked as failed. None: never.
+        dead_after: Seconds without a renewal of its lease, at least the lease's own, or since it has given up the pipeline, after
+            which a run that Dagster takes for STARTED is marked as failed. None: never.
         name: The sensor's name; default: the pipeline's name and `_recovery`.
         minimum_interval_seconds: Least seconds between two ticks.
         default_status: Whether the sensor runs without being switched on.
@@ -151,8 +152,10 @@ def build_recovery_sensor(
             return skip("The pipeline has never been run.", _RecoveryCursor())
         run = record.dagster_run
         before, now = read_cursor(tick.dagster.cursor, _RecoveryCursor), tick.now.timestamp()
-        if run.status is dg.DagsterRunStatus.STARTED and dead_after is not None and _owns(run.run_id, state):
-            return _watch(tick.dagster.instance, run, state, before, now, dead_after)
+        if run.status is dg.DagsterRunStatus.STARTED and dead_after is not None:
+            silence = _silence(tick.dagster.instance, run, op_name, state)
+            if silence:
+                return _watch(tick.dagster.instance, run, silence, state, before, now, dead_after)
         if run.status is not dg.DagsterRunStatus.FAILURE:
             return skip(f"The newest run, {run.run_id}, is {run.status.value}.", _RecoveryCursor())
         if retry := pending_retry(tick.dagster.instance, record, now):
@@ -272,8 +275,22 @@ def _obstacle(
     return "", after
 
 
-def _owns(run_id: str, state: PipelineState | None) -> bool:
-    return state is not None and state.lease is not None and state.lease.owner.run_id == run_id
+def _silence(instance: dg.DagsterInstance, run: dg.DagsterRun, op: str, state: PipelineState | None) -> str:
+    """What a run that Dagster takes for STARTED has not done, if that lasts because its process is dead; "" for another run."""
+    if state is None or _last_owner(state, None) != run.run_id:
+        return ""
+    if state.lease is not None:
+        return "has not renewed its lease on the pipeline"
+    # It gave the pipeline up, so its op ends now. Where Dagster's storage was away, that could not be written.
+    if _why_not_continued(state) or _has_ended(instance, run.run_id, op):
+        return ""
+    return "has given up the pipeline, and has not written the end of its op into Dagster's storage"
+
+
+def _has_ended(instance: dg.DagsterInstance, run_id: str, op: str) -> bool:
+    """Whether Dagster knows of the end of an op, be it alone or in a graph."""
+    ends = instance.all_logs(run_id, of_type={dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE})
+    return any(end.step_key is not None and end.step_key.rpartition(".")[2] == op for end in ends)
 
 
 def _watched(run_id: str, state: PipelineState | None, before: _RecoveryCursor, now: float) -> _RecoveryCursor:
@@ -285,20 +302,20 @@ def _watched(run_id: str, state: PipelineState | None, before: _RecoveryCursor, 
 def _watch(
     instance: dg.DagsterInstance,
     run: dg.DagsterRun,
+    silence: str,
     state: PipelineState | None,
     before: _RecoveryCursor,
     now: float,
     dead_after: float,
 ) -> dg.SensorResult:
-    """A run that Dagster takes for STARTED: mark it as failed if it does not renew its lease any more."""
+    """A run that Dagster takes for STARTED: mark it as failed if its silence lasts."""
     after = _watched(run.run_id, state, before, now)
     lease = state.lease.seconds if state is not None and state.lease is not None else 0.0
     if now - after.since < max(dead_after, lease):
         return skip(f"The newest run, {run.run_id}, is {run.status.value}.", after)
-    silent = f"{now - after.since:.0f} s"
     message = (
-        f"The run has not renewed its lease on the pipeline for {silent}: its process has died, and Dagster has not noticed it, "
-        "because its machine or the code server that had started it is gone. The recovery sensor marks the run as failed."
+        f"The run {silence} for {now - after.since:.0f} s: its process has died, and Dagster has not noticed it, because its "
+        "machine, the code server that had started it or Dagster's storage was gone. The recovery sensor marks the run as failed."
     )
     instance.report_run_failed(run, message)
     return skip(f"Run {run.run_id} was {run.status.value}. {message} It is restarted at the next tick.", after)

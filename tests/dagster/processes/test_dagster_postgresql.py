@@ -308,14 +308,12 @@ def test_a_run_while_dagsters_server_is_restarted_and_killed(world: World, postg
     assert world.status(second) is dg.DagsterRunStatus.STARTED, "its end could not be written"
     state = world.state()
     assert (state.lease, state.job.status, state.job.run_id) == (None, "CANCELED", second), "the pipeline is released"
-    # So the recovery sensor does not see that the process is gone: it watches the lease of a run, and there is none.
+    # The recovery sensor marks it as failed, and restarts it; all rows are there once, and also Dagster is told of all.
     result = world.tick(world.location.recovery)
     assert not result.run_requests and f"The newest run, {second}, is STARTED" in str(result.skip_message)
-
-    # Marked as failed, it is restarted; all rows are there once, and also Dagster is told of all.
-    dead = world.instance.get_run_by_id(second)
-    assert dead is not None
-    world.instance.report_run_failed(dead)
+    gone = "has given up the pipeline, and has not written the end of its op"
+    world.until(lambda: world.tick_says(world.location.recovery, gone), "the dead run is noticed")
+    assert world.status(second) is dg.DagsterRunStatus.FAILURE
     third, process = world.recover(second)
     world.drop("fifth", range(9, 10))
     world.has_committed(10)
