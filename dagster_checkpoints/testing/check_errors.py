@@ -29,7 +29,6 @@ _STREAM_DIFFERS = (
     "All rows in one micro-batch, in order of event time, are enough: a stream and a batch differ, as where rows are dropped, or "
     "state is kept outside of Spark and of `context.state`."
 )
-_NOT_AGAIN = "It was so once, and not again under the same history: something is random, or depends on time."
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ class HistoryMismatchError(PipelineCheckError):
             lines = [f"{where}that it runs under each history, found one under which it fails: {failure.error}"]
         else:
             lines = [f"{where}the same rows of stage {failure.stage!r} under each history, found one with other rows."]
-        lines += _reason(history, failure)
+        lines += _reason(history)
         lines += [f"History ({size}):", *(f"  {line}" for line in history.described()), "Rows:"]
         lines += [f"  {name} {number}: {_as_text(row)}" for name, each in rows.items() for number, row in each.items()]
         for title, different in (("Expected, not found:", failure.missing), ("Found, not expected:", failure.unexpected)):
@@ -130,9 +129,7 @@ class HistoryMismatchError(PipelineCheckError):
         return cls("\n".join(lines), failure, history, rows)
 
 
-def _reason(history: History, failure: HistoryFailure) -> list[str]:
-    if failure == HistoryFailure():
-        return [_NOT_AGAIN]
+def _reason(history: History) -> list[str]:
     needs = [f"- {_NEEDED[name]}" for name, _ in simpler(history)]
     if needs:
         return ["It needs:", *needs]

@@ -124,7 +124,7 @@ def check_pipeline(
             continue
         if failure.error is not None and not list(simpler(history)):
             raise failure.error  # all rows at once: it fails as it is, not for the way of the rows
-        raise check.mismatch(check.smallest(history, failure, shrink_attempts), seed)
+        raise check.mismatch(*check.smallest(history, failure, shrink_attempts), seed)
     return CheckedPipeline(tuple(tried), reference, check.compared)
 
 
@@ -260,22 +260,29 @@ class _Check:
                 return HistoryFailure(stage, missing, unexpected)
         return None
 
-    def smallest(self, history: History, failure: HistoryFailure, attempts: int) -> History:
-        """The smallest history found that fails in the same way: with other rows, or with an error of the same kind."""
+    def smallest(self, history: History, failure: HistoryFailure, attempts: int) -> tuple[History, HistoryFailure]:
+        """The smallest history that fails in the same way, with other rows or an error of the same kind; and how it fails."""
+        latest = failure
 
         def fails(smaller: History) -> bool:
-            found = self.failure(smaller)
-            return found is not None and type(found.error) is type(failure.error)
+            nonlocal latest
+            try:
+                found = self.failure(smaller)
+            except Exception:  # with fewer rows there may be no result to expect
+                return False
+            if found is None or type(found.error) is not type(failure.error):
+                return False
+            latest = found
+            return True
 
-        return shrink(history, fails, attempts)
+        return shrink(history, fails, attempts), latest
 
-    def mismatch(self, history: History, seed: int) -> HistoryMismatchError:
+    def mismatch(self, history: History, failure: HistoryFailure, seed: int) -> HistoryMismatchError:
         """The error for a failing history."""
         rows: dict[str, dict[int, Mapping[str, Any]]] = {}
         for name, number in history.rows:
             rows.setdefault(name, {})[number] = self._tables[name].slice(number, 1).to_pylist()[0]
         total = sum(table.num_rows for table in self._tables.values())
-        failure = self.failure(history) or HistoryFailure()
         return HistoryMismatchError.of(
             self._pipeline.name, history, failure, rows, f"seed {seed}, {len(history.rows)} of {total} rows"
         )
@@ -298,19 +305,23 @@ class _Check:
             return replaced.committed()
 
     def _run_all(self, history: History, replaced: ReplacedPipeline) -> None:
-        ended = False
+        left = set(history.rows)
         for number, run in enumerate(history.runs, start=1):
             files = [
-                replaced.add(name, self._tables[name].take(batch)) for name, batches in run.batches.items() for batch in batches
+                replaced.add(name, self._tables[name].take([row for row in batch if (name, row) in left]))
+                for name, batches in run.batches.items()
+                for batch in batches
             ]
-            ended = replaced.run(self._end(run, number == 1, number == len(history.runs)), run.instances)
-            if ended:
-                break
-            for file in files if run.crashes else ():
+            outcome = replaced.run(self._end(run, number == 1, number == len(history.runs)), run.instances)
+            if outcome == "ended":
+                return
+            if outcome == "stopped":  # also a run that was to crash, and had a checkpoint before
+                left -= set(History((run,)).rows)
+                continue
+            for file in files:
                 if file is not None:
                     file.unlink()
-        if not ended:
-            replaced.run("drain", history.runs[-1].instances)
+        replaced.run("drain", history.runs[-1].instances)
 
     def _end(self, run: Run, first: bool, last: bool) -> RunEnd:
         if run.crashes:

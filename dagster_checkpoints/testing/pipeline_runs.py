@@ -95,9 +95,9 @@ def run_pipeline(
             for name, steps in tables.items():
                 if step < len(steps):
                     replaced.add(name, steps[step])
-            ended = replaced.run("suspend")
+            outcome = replaced.run("suspend")
             keep()
-        if not ended:
+        if outcome != "ended":
             replaced.run("drain")
         keep()
         return PipelineOutput(found)

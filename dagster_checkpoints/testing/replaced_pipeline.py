@@ -21,7 +21,7 @@ from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, StageKind
 from dagster_checkpoints.pipeline.errors import PipelineDefinitionError
 from dagster_checkpoints.sinks import ParquetSink
-from dagster_checkpoints.spark.job.events import FirstBatch, JobEvent, QueryStarted
+from dagster_checkpoints.spark.job.events import CheckpointDone, FirstBatch, JobEvent, QueryStarted, SavepointDone
 from dagster_checkpoints.spark.job.job_execution import JobExecution
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.session.spark_session import build_session
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 RunEnd = Literal["suspend", "pause", "crash", "drain", "end"]
 """How a run ends: suspended when it has read what is there; suspended, or cancelled, when each query has processed a micro-batch;
 drained; or at the end of its sources, as if all of them were bounded."""
+
+RunOutcome = Literal["ended", "stopped", "lost"]
+"""The job has come to its end; it goes on from what the run has read; or from where the run began, which has read for nothing."""
 
 _SESSION = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": 2}
 _FIRST_FILE = 1_700_000_000  # modification time: Spark reads the oldest file first
@@ -100,16 +103,13 @@ class ReplacedPipeline:
         self._files += 1
         return file
 
-    def run(self, end: RunEnd, instances: Mapping[str, Sequence[str]] | None = None) -> bool:
+    def run(self, end: RunEnd, instances: Mapping[str, Sequence[str]] | None = None) -> RunOutcome:
         """Run the job, from where it has ended before, to the end of the run.
 
         Args:
             end: How the run ends. A run that shall be paused or crash, and has nothing to process, ends as a run does: suspended
                 when it has read what is there, or at the end of its bounded sources.
             instances: Other names of instances, by stage.
-
-        Returns:
-            Whether the job has come to its end, and was not suspended.
 
         Raises:
             DagsterCheckpointsError: The run has failed, as it would in production.
@@ -128,8 +128,11 @@ class ReplacedPipeline:
             run_id="test",
         )
         interrupt = _AtFirstBatches(job, end) if end in ("pause", "crash") else None
+        checkpoints = 0
 
         def on_event(event: JobEvent) -> None:
+            nonlocal checkpoints
+            checkpoints += isinstance(event, CheckpointDone | SavepointDone)
             self._on_event(event)
             if interrupt is not None:
                 interrupt.see(event)
@@ -137,11 +140,11 @@ class ReplacedPipeline:
         if end == "drain":
             job.drain()
         result = job.run()
-        if end == "crash" and interrupt is not None and interrupt.done:
-            return False
+        if end == "crash" and result.status == "CANCELED":
+            return "stopped" if checkpoints else "lost"
         if result.error is not None:
             raise result.error
-        return result.ended_by != "suspend"
+        return "stopped" if result.ended_by == "suspend" else "ended"
 
     def committed(self) -> dict[str, list[Row]]:
         """The rows that have become visible since the last call, by stage."""
@@ -213,15 +216,15 @@ class _AtFirstBatches:
         self._end = end
         self._queries: int | None = None
         self._processed: set[tuple[str, ...]] = set()
-        self.done = False
+        self._done = False
 
     def see(self, event: JobEvent) -> None:
         if isinstance(event, QueryStarted):
             self._queries = event.total
         if isinstance(event, FirstBatch):
             self._processed.add(event.stages)
-            if len(self._processed) == self._queries and not self.done:
-                self.done = True
+            if len(self._processed) == self._queries and not self._done:
+                self._done = True
                 self._interrupt()
 
     def _interrupt(self) -> None:
