@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TypeVar
 from urllib.request import urlopen
@@ -177,6 +177,9 @@ class Services:
         handle.wait(SECONDS)
 
     def close(self) -> None:
+        """End the three processes, and the run of the pipeline that a failed test has left behind."""
+        with suppress(OSError, AssertionError):
+            self.kill_worker()
         for process in self._processes.values():
             process.kill()
             process.wait()
