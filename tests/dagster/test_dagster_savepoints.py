@@ -119,6 +119,13 @@ def test_a_savepoint_can_stop_the_pipeline_and_be_stored_in_another_directory(
     assert Path(shown["path"], "_metadata").exists()
 
 
+def test_the_description_has_the_configuration_of_a_stop(take: Take, savepoints: dg.AssetsDefinition, running: Any) -> None:
+    description = savepoints.descriptions_by_key[KEY]
+    shown = yaml.safe_load(description.partition("```yaml\n")[2].partition("```")[0])
+    assert take("last", **shown["ops"][OP]["config"]).success
+    assert running.requests[0].kind == "stop" and not running.requests[0].drain
+
+
 def test_a_savepoint_is_never_replaced(
     running: Any, take: Take, instance: dg.DagsterInstance, failure_of: Callable[..., Any]
 ) -> None:

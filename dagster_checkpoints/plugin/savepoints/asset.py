@@ -160,7 +160,10 @@ def savepoint_asset(
         partitions_def=dg.DynamicPartitionsDefinition(name=asset.partitions),
         description=(
             f"The savepoints of pipeline {pipeline.name!r}, one per partition. Materialize a new partition to take a savepoint "
-            "of the running pipeline: add a partition in the dialog; its key is the savepoint's name."
+            "of the running pipeline: add a partition in the dialog; its key is the savepoint's name.\n\n"
+            "To stop the pipeline with the savepoint, add this under Config. `suspend`: the next run continues from the "
+            "savepoint; `drain`: every source ends, every window is emitted, and the next run is a new start.\n\n"
+            f"```yaml\nops:\n  {'__'.join(asset.key.path)}:\n    config:\n      stop: suspend\n```"
         ),
         deps=last_stages(assets.specs),
         metadata={SAVEPOINTS_OF: pipeline.name},

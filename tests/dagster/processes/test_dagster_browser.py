@@ -383,6 +383,13 @@ def test_the_run_goes_on_beside_a_savepoint(walk: Walk) -> None:
     assert "Started" in walk.pages["run beside the savepoint"].text.splitlines()
 
 
+def test_the_savepoint_asset_says_how_the_pipeline_is_stopped(walk: Walk) -> None:
+    """The editor of the configuration begins empty: this text can be copied into it."""
+    lines = [line.strip() for line in walk.pages["launch of before-lunch"].text.splitlines()]
+    begin = lines.index("ops:")
+    assert lines[begin : begin + 4] == ["ops:", "savepoints__shop:", "config:", "stop: suspend"]
+
+
 @pytest.mark.parametrize("savepoint", ["evening", "night"])
 def test_the_configuration_of_a_stop_is_short_and_right(walk: Walk, savepoint: str) -> None:
     shown = walk.pages[f"config of {savepoint}"].text
