@@ -13,8 +13,8 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.address_metadata import address_metadata
 from dagster_checkpoints.plugin.event_time import event_time_metadata
 from dagster_checkpoints.plugin.observation_schedule import ObservationSchedule
 from dagster_checkpoints.plugin.stage_assets import StageAssets, checkpoints_key
@@ -218,13 +218,8 @@ class PipelineObservations:
 
 
 def _report_in(directory: str) -> dict[str, Any]:
-    """The link to the report that the run writes."""
-    if not directory:
-        return {}
-    path = local_path(directory)
-    if path is None:
-        return {"report": dg.MetadataValue.url(f"{directory}/{REPORT}")}
-    return {"report": dg.MetadataValue.path(str(path / REPORT))}
+    """The address of the report that the run writes."""
+    return {"report": address_metadata(f"{directory}/{REPORT}")} if directory else {}
 
 
 def _rounded(number: float) -> float:

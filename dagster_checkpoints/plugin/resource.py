@@ -6,6 +6,7 @@ Every process has its own copy of the resource: only storage is authoritative. I
 from __future__ import annotations
 
 import hashlib
+import inspect
 import logging
 import os
 import tempfile
@@ -223,6 +224,15 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         _checkpoint_config(self)
         _restart_strategy(self)
         return self
+
+    def get_resource_definition(self) -> Any:
+        """Dagster's definition of the resource; its description is the first paragraph of the class's documentation.
+
+        The editors of Dagster's UI show the description in one piece above the configuration, and each setting's own below it.
+        """
+        definition = super().get_resource_definition()
+        definition._description = (inspect.getdoc(type(self)) or "").partition("\n\n")[0]
+        return definition
 
     def run(
         self,

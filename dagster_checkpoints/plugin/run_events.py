@@ -18,6 +18,7 @@ from dagster_checkpoints.coordination import FailureReason
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.execution.source_answers import silence_in_short, silence_text
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.address_metadata import address_metadata
 from dagster_checkpoints.plugin.commit_schedule import CommitSchedule
 from dagster_checkpoints.plugin.materializations import PipelineMaterializations
 from dagster_checkpoints.plugin.observation_schedule import ObservationSchedule
@@ -165,7 +166,7 @@ class RunReporter:
             metadata: dict[str, Any] = {}
             if stage in progress and progress[stage].rows is not None:
                 metadata["rows"] = progress[stage].rows
-            metadata |= {"state": "suspended", "savepoint": dg.MetadataValue.path(savepoint)}
+            metadata |= {"state": "suspended", "savepoint": address_metadata(savepoint)}
             self._context.log_event(dg.AssetObservation(self._assets.keys[stage], metadata=metadata))
 
     def missing(self) -> list[str]:

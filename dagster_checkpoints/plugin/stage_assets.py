@@ -196,6 +196,7 @@ def instance_assets(assets: dg.AssetsDefinition) -> list[dg.AssetSpec]:
                 description=f"The checkpoints of pipeline {pipeline}: an observation shows the newest one.",
                 group_name=stages[0].group_name,
                 metadata={CHECKPOINTS_OF: pipeline},
+                kinds={"checkpoint"},  # the graph shows the last part of a key only: pipeline, savepoints and this look alike
             )
         )
     return specs

@@ -218,6 +218,7 @@ def test_asset_metadata_describes_the_stages(numbers_pipeline: Pipeline, assets_
 
     beside = {tuple(spec.key.path): spec for spec in instance_assets(assets)}
     assert set(beside) == {("numbers_instances",), ("doubled_instances",), ("checkpoints", "numbers")}
+    assert beside["checkpoints", "numbers"].kinds == {"checkpoint"}
     partitions = beside["numbers_instances",].partitions_def
     assert partitions is not None and partitions.get_partition_keys() == ["left", "right"]
     dg.Definitions.validate_loadable(

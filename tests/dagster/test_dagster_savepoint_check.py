@@ -18,6 +18,7 @@ from dagster_checkpoints import (
     savepoint_check,
     stage,
 )
+from dagster_checkpoints.plugin.address_metadata import address_metadata
 from dagster_checkpoints.plugin.stage_assets import PIPELINE
 
 Owner = Callable[..., Any]
@@ -83,13 +84,13 @@ def test_the_newest_savepoint_is_read_from_any_directory(
     second = running.take_savepoint(2)
     evaluation = check()
     assert evaluation.passed
-    assert evaluation.metadata["savepoint"].value == second["url"]
+    assert evaluation.metadata["savepoint"] == dg.MetadataValue.path(urlsplit(second["url"]).path)
     assert evaluation.metadata["files"].value == 4
-    assert evaluation.metadata["bytes"].value == sum(file.stat().st_size for file in files_of(second))
+    assert evaluation.metadata["total_bytes"].value == sum(file.stat().st_size for file in files_of(second))
 
     elsewhere = running.take_savepoint(3, target=str(tmp_path / "elsewhere"))
     record(instance, "far", elsewhere)
-    assert check().metadata["savepoint"].value == elsewhere["url"]
+    assert check().metadata["savepoint"] == address_metadata(elsewhere["url"])
     running.take_savepoint(4)
     assert check().metadata["checkpoint"].value == 4
 
@@ -180,7 +181,7 @@ def test_the_sensor_checks_savepoints_that_the_asset_has_not_taken(
     for asked, taken in ((request, first), (another, second)):
         result = job.execute_in_process(instance=instance, run_config=asked.run_config)
         (evaluation,) = result.get_asset_check_evaluations()
-        assert evaluation.passed and evaluation.metadata["savepoint"].value == taken["url"]
+        assert evaluation.passed and evaluation.metadata["savepoint"] == address_metadata(taken["url"])
 
 
 def test_a_damaged_savepoint_is_reported_with_its_files(check: Check, owner: Owner, meeting_pipeline: Pipeline) -> None:

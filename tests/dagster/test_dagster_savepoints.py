@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_checkpoints import Pipeline, savepoint_asset
+from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.plugin.savepoints import SavepointAsset, SavepointRetention, record_savepoint
 from dagster_checkpoints.plugin.savepoints.metadata import read_savepoint, resume_metadata
 from dagster_checkpoints.plugin.savepoints.retention import RecordedSavepoint, expired
@@ -84,7 +85,7 @@ def test_materializing_takes_a_savepoint_and_shows_what_it_holds(running: Any, t
 
     shown = recorded(instance, "before-upgrade")
     (stored,) = running.storage.list_savepoints()
-    assert shown["path"] == stored.url and stored.url.startswith("file://")
+    assert shown["path"] == str(local_path(stored.url)) and stored.url.startswith("file://")
     assert shown["location"] == stored.location
     assert (shown["checkpoint"], shown["pipeline"], shown["run"]) == (1, "meeting", "run-1")
     assert (shown["trigger"], shown["duration_seconds"]) == ("request", 1.5)
@@ -98,7 +99,7 @@ def test_materializing_takes_a_savepoint_and_shows_what_it_holds(running: Any, t
     ]
     assert rows["live"]["offsets"] == 'left: {"logOffset":11}; right: {"logOffset":22}'
     assert rows["live"]["instances"] == 2 and rows["live"]["rows"] == 7
-    assert rows["live"]["bytes"] == shown["bytes"] > 0 and rows["live"]["files"] == 4
+    assert rows["live"]["bytes"] == shown["total_bytes"] > 0 and rows["live"]["files"] == 4
     assert rows["joined"]["bytes"] == 0
     assert rows["copied"]["offsets"] == "in the query of history"
     assert f"restore_from: {stored.location}" in shown["run_config"]
@@ -113,9 +114,16 @@ def test_a_savepoint_can_stop_the_pipeline_and_be_stored_in_another_directory(
     assert (request.kind, request.drain, request.deadline_seconds) == ("stop", drain, 30.0)
     shown = recorded(instance, "last")
     assert shown["trigger"] == stop
-    assert shown["path"] == shown["location"]
-    assert shown["path"].startswith((tmp_path / "backup").as_uri())
-    assert (Path(urlsplit(shown["path"]).path) / "_metadata").exists()
+    assert Path(shown["path"]).as_uri() == shown["location"]
+    assert Path(shown["path"]).parent == tmp_path / "backup"
+    assert Path(shown["path"], "_metadata").exists()
+
+
+def test_the_description_has_the_configuration_of_a_stop(take: Take, savepoints: dg.AssetsDefinition, running: Any) -> None:
+    description = savepoints.descriptions_by_key[KEY]
+    shown = yaml.safe_load(description.partition("```yaml\n")[2].partition("```")[0])
+    assert take("last", **shown["ops"][OP]["config"]).success
+    assert running.requests[0].kind == "stop" and not running.requests[0].drain
 
 
 def test_a_savepoint_is_never_replaced(
@@ -234,7 +242,7 @@ def test_savepoints_that_the_asset_has_not_taken_are_partitions_as_well(
 def test_recording_never_fails_the_run(record: Any, instance: dg.DagsterInstance) -> None:
     partition = record(done(9, "savepoints/savepoint-9-gone"))
     shown = recorded(instance, partition)
-    assert (shown["checkpoint"], shown["bytes"], shown["location"]) == (9, 200, "savepoints/savepoint-9-gone")
+    assert (shown["checkpoint"], shown["total_bytes"], shown["location"]) == (9, 200, "savepoints/savepoint-9-gone")
 
 
 def test_the_asset_of_a_code_location_is_found_under_its_own_key(

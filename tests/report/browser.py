@@ -16,6 +16,22 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _SECONDS = 60.0
+_LOST_AFTER = 10.0
+"""Seconds after which a click that changed nothing counts as lost."""
+_MARK = """text => {
+  document.querySelectorAll('[data-pressed]').forEach(node => node.removeAttribute('data-pressed'));
+  const shows = node => node.innerText !== undefined && node.innerText.trim() === text;
+  const node = [...document.querySelectorAll('body *')].filter(node => shows(node) && node.getClientRects().length
+    && ![...node.children].some(shows) && !node.closest(':disabled')).pop();
+  if (!node) return null;
+  node.scrollIntoView({block: 'center', inline: 'center'});
+  const box = node.getBoundingClientRect();
+  const top = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+  if (!top || !(node.contains(top) || top.contains(node))) return null;
+  node.setAttribute('data-pressed', '');
+  return `${box.x} ${box.y}`;
+}"""
+"""Marks the innermost visible element with a text for :meth:`Browser.press`, unless another covers it. Returns its place."""
 
 
 def found_browser() -> str | None:
@@ -46,8 +62,13 @@ class Browser:
         self._session = ""
         self.problems: list[str] = []
         """What the console of the page has said since the last `open`: errors, warnings, refused requests."""
+        self.errors: list[str] = []
+        """Of those the errors: exceptions, console.error, refused requests."""
         self.requests: list[str] = []
         """The addresses that the page has asked for since the last `open`."""
+        self.failures: list[str] = []
+        """The requests that failed since the last `open`: the answer was 400 or above, or there was none."""
+        self._asked: dict[str, str] = {}
         targets = self._call("Target.getTargets")["targetInfos"]
         target = next(each["targetId"] for each in targets if each["type"] == "page")
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -67,18 +88,36 @@ class Browser:
         self._call("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, file: Path, fragment: str = "") -> None:
-        """Load a file, and wait until it is drawn."""
-        self._call("Page.navigate", url="about:blank")
-        self.problems.clear()
-        self.requests.clear()
-        self._call("Page.navigate", url=f"{file.resolve().as_uri()}{'#' if fragment else ''}{fragment}")
+        """Load a file with the page of checkpoints, and wait until it is drawn."""
+        self.visit(f"{file.resolve().as_uri()}{'#' if fragment else ''}{fragment}")
         self.wait_for("document.readyState === 'complete' && document.querySelectorAll('#tabs button').length > 0")
 
-    def wait_for(self, condition: str) -> None:
+    def visit(self, url: str) -> None:
+        """Load a page; a page that draws itself is not there yet, see :meth:`wait_for_texts`."""
+        self._call("Page.navigate", url="about:blank")
+        for noted in (self.problems, self.errors, self.requests, self.failures):
+            noted.clear()
+        self._asked.clear()
+        self._call("Page.navigate", url=url)
+
+    def wait_for(self, condition: str, seconds: float = _SECONDS) -> None:
         """Wait until an expression is true in the page."""
-        until = time.monotonic() + _SECONDS
+        until = time.monotonic() + seconds
         while not self.value(condition):
-            assert time.monotonic() < until, f"not true within {_SECONDS:.0f} s: {condition}; the page said {self.problems}"
+            assert time.monotonic() < until, f"not true within {seconds:.0f} s: {condition}; the page said {self.problems}"
+            time.sleep(0.05)
+
+    def text(self) -> str:
+        """The visible text of the page."""
+        return str(self.value("document.body ? document.body.innerText : ''"))
+
+    def wait_for_texts(self, *texts: str, seconds: float = _SECONDS) -> str:
+        """Wait until all these texts are visible at once. Returns the whole visible text."""
+        until = time.monotonic() + seconds
+        while missing := [text for text in texts if text not in (shown := self.text())]:
+            assert time.monotonic() < until, f"not visible within {seconds:.0f} s: {missing}; visible: {shown}"
+            time.sleep(0.2)
+        return shown
 
     def value(self, expression: str) -> Any:
         """The value of an expression in the page."""
@@ -95,6 +134,37 @@ class Browser:
         )
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             self._call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
+
+    def press(self, text: str, *, shows: str = "", hides: str = "", seconds: float = _SECONDS) -> None:
+        """Click the element that shows exactly this text, until the click has had its effect.
+
+        The element is clicked when it can be clicked and does not move; of several the last, as in a dialog. A page may draw an
+        element again in the moment of a click, which is lost then.
+
+        Args:
+            text: The text of the element.
+            shows: A text that the page shows after the click only.
+            hides: A text that the page shows before the click only. With neither of them the element is clicked once.
+            seconds: Longest time to wait.
+        """
+        until = time.monotonic() + seconds
+
+        def done() -> bool:
+            shown = self.text()
+            return shows in shown and not (hides and hides in shown)
+
+        clicked = False
+        while not (clicked and done()):
+            assert time.monotonic() < until, f"no effect of {text!r} within {seconds:.0f} s: {self.text()}"
+            before = self.value(f"({_MARK})({json.dumps(text)})")
+            time.sleep(0.2)
+            if before is None or self.value(f"({_MARK})({json.dumps(text)})") != before:
+                continue
+            self.click("[data-pressed]")
+            clicked = True
+            again = time.monotonic() + _LOST_AFTER
+            while not done() and time.monotonic() < again:
+                time.sleep(0.1)
 
     def type(self, text: str) -> None:
         """Type into the element that has the focus."""
@@ -138,13 +208,25 @@ class Browser:
         match event.get("method"):
             case "Runtime.exceptionThrown":
                 details = parameters["exceptionDetails"]
-                self.problems.append(details.get("exception", {}).get("description") or details["text"])
+                self._said("error", details.get("exception", {}).get("description") or details["text"])
             case "Runtime.consoleAPICalled":
-                self.problems.append(_text(parameters["args"]))
+                self._said(parameters["type"], _text(parameters["args"]))
             case "Log.entryAdded":
-                self.problems.append(parameters["entry"]["text"])
+                entry = parameters["entry"]
+                self._said(entry["level"], f"{entry['text']} {entry.get('url', '')}".strip())
             case "Network.requestWillBeSent":
                 self.requests.append(parameters["request"]["url"])
+                self._asked[parameters["requestId"]] = parameters["request"]["url"]
+            case "Network.responseReceived" if parameters["response"]["status"] >= 400:
+                self.failures.append(f"{parameters['response']['status']} {parameters['response']['url']}")
+            case "Network.loadingFailed" if not parameters.get("canceled"):
+                asked = self._asked.get(parameters["requestId"], "an unknown address")
+                self.failures.append(f"{parameters['errorText']} {asked}")
+
+    def _said(self, level: str, text: str) -> None:
+        self.problems.append(text)
+        if level in ("error", "assert"):
+            self.errors.append(text)
 
 
 def _text(values: Sequence[dict[str, Any]]) -> str:

@@ -15,6 +15,7 @@ from pydantic import Field
 from dagster_checkpoints.control import Answer, PipelineControl, RequestFailed, RequestHandle
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.address_metadata import address_metadata
 from dagster_checkpoints.plugin.savepoints.metadata import LOCATION, MADE_BY, TRIGGERED, describe, read_savepoint, resume_metadata
 from dagster_checkpoints.plugin.savepoints.recording import (
     DEFAULT_PREFIX,
@@ -159,7 +160,10 @@ def savepoint_asset(
         partitions_def=dg.DynamicPartitionsDefinition(name=asset.partitions),
         description=(
             f"The savepoints of pipeline {pipeline.name!r}, one per partition. Materialize a new partition to take a savepoint "
-            "of the running pipeline: add a partition in the dialog; its key is the savepoint's name."
+            "of the running pipeline: add a partition in the dialog; its key is the savepoint's name.\n\n"
+            "To stop the pipeline with the savepoint, add this under Config. `suspend`: the next run continues from the "
+            "savepoint; `drain`: every source ends, every window is emitted, and the next run is a new start.\n\n"
+            f"```yaml\nops:\n  {'__'.join(asset.key.path)}:\n    config:\n      stop: suspend\n```"
         ),
         deps=last_stages(assets.specs),
         metadata={SAVEPOINTS_OF: pipeline.name},
@@ -247,7 +251,7 @@ def _contents(
     except DagsterCheckpointsError as error:
         context.log.warning(f"Savepoint {answer.location} is complete, but cannot be described: {error}")
         return {
-            "path": dg.MetadataValue.url(answer.url),
+            "path": address_metadata(answer.url),
             LOCATION: answer.location,
             "checkpoint": answer.checkpoint_id,
             TRIGGERED: dg.MetadataValue.timestamp(answer.answered_at),
@@ -260,5 +264,5 @@ def _failure(pipeline: Pipeline, error: DagsterCheckpointsError) -> dg.Failure:
     if isinstance(error, RequestFailed):
         metadata["reason"] = error.reason
         if error.url:
-            metadata["savepoint"] = dg.MetadataValue.url(error.url)
+            metadata["savepoint"] = address_metadata(error.url)
     return dg.Failure(str(error), metadata=metadata, allow_retries=False)

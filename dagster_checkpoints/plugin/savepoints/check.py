@@ -8,6 +8,7 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.address_metadata import address_metadata
 from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
 from dagster_checkpoints.plugin.savepoints.recording import SavepointAsset, location_of
 from dagster_checkpoints.plugin.settings import KnownSettings
@@ -86,9 +87,9 @@ def savepoint_check(
 
 def _result(report: VerificationReport) -> dg.AssetCheckResult:
     shown: dict[str, Any] = {
-        "savepoint": dg.MetadataValue.url(report.url),
+        "savepoint": address_metadata(report.url),
         "files": report.files,
-        "bytes": report.bytes,
+        "total_bytes": report.bytes,
     }
     if report.metadata is not None:
         shown["checkpoint"] = report.metadata.checkpoint_id

@@ -18,6 +18,7 @@ import msgspec
 from dagster_shared.check import CheckError
 from dagster_shared.yaml_utils import dump_run_config_yaml
 
+from dagster_checkpoints.plugin.address_metadata import address_metadata
 from dagster_checkpoints.spark.query.query_log import QueryLog
 from dagster_checkpoints.state import (
     ChainMetadata,
@@ -83,14 +84,14 @@ def describe(savepoint: Savepoint) -> dict[str, Any]:
     metadata = savepoint.metadata
     files = {file.sha256: file.size for file in _files(metadata.chains)}
     shown: dict[str, Any] = {
-        "path": dg.MetadataValue.url(savepoint.url),
+        "path": address_metadata(savepoint.url),
         LOCATION: savepoint.location,
         "checkpoint": metadata.checkpoint_id,
         "pipeline": metadata.pipeline,
         "job": metadata.job_id,
         TRIGGERED: dg.MetadataValue.timestamp(metadata.triggered_at),
         "duration_seconds": round(max(metadata.completed_at - metadata.triggered_at, 0.0), 3),
-        "bytes": sum(files.values()),
+        "total_bytes": sum(files.values()),
         "files": len(files),
         "stages": _table(savepoint),
         "spark_version": metadata.spark_version,

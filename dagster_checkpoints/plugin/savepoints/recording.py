@@ -120,7 +120,7 @@ def record_savepoint(
         metadata |= {
             LOCATION: event.location,
             "checkpoint": event.checkpoint.checkpoint_id,
-            "bytes": event.checkpoint.total_bytes,
+            "total_bytes": event.checkpoint.total_bytes,
         }
     context.instance.add_dynamic_partitions(asset.partitions, [partition])
     context.log_event(dg.AssetMaterialization(asset.key, partition=partition, metadata=metadata))
