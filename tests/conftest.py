@@ -37,11 +37,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tenth = config.getoption("tenth")
     if tenth is not None:
-        config.hook.pytest_deselected(items=[item for number, item in enumerate(items) if number % 10 != tenth])
-        items[:] = items[tenth::10]
+        units = list(dict.fromkeys(map(_unit, items)))
+        chosen = set(units[tenth::10])
+        config.hook.pytest_deselected(items=[item for item in items if _unit(item) not in chosen])
+        items[:] = [item for item in items if _unit(item) in chosen]
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:
         items[:] = _shared_out(items, workers)
+
+
+def _unit(item: pytest.Item) -> str:
+    """What is chosen as a whole: a test, or all tests of a file that read one dear record (the mark `one_record`)."""
+    return item.nodeid.partition("::")[0] if item.get_closest_marker("one_record") else item.nodeid
 
 
 # Tests that take milliseconds.

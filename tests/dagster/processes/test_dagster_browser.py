@@ -18,6 +18,8 @@ import pytest
 from tests.dagster.processes.dagster_services import SECONDS, Services
 from tests.report.browser import NAMES, Browser, found_browser
 
+pytestmark = pytest.mark.one_record
+
 LOCATION = Path(__file__).with_name("browser_location.py")
 GRAPH = "/locations/live/asset-groups/shop/lineage"
 JOB = "/locations/live/jobs/shop_job"
