@@ -384,8 +384,8 @@ def test_the_api_page_has_the_methods_that_a_user_calls_or_overrides(kind: type)
     assert methods - shown - NOT_FOR_USERS == set()
 
 
-NOT_FOR_USERS = {"for_instance", "handle", "open_store", "wait"}
-"""Methods that the runtime calls, or that other methods of the same class call for the user."""
+NOT_FOR_USERS = {"for_instance", "get_resource_definition", "handle", "open_store", "wait"}
+"""Methods that the runtime or Dagster calls, or that other methods of the same class call for the user."""
 
 
 def test_the_api_page_names_what_the_sensors_export() -> None:

@@ -42,6 +42,7 @@ UnusedStageError
 # By class: the test that shows the error at `check`; those of SHOWN are shown below.
 CHECK = {
     "EventTimeHeldBackError": "spark/test_event_time_held_back.py::test_what_is_said_of_a_source_without_a_watermark",
+    "HistoryMismatchError": "spark/test_pipeline_check.py::test_columns_that_are_not_compared",
     "InvalidSinkDatabase": "sinks/test_unwritable_sinks.py::test_a_check_of_a_database_shows_missing_rights",
     "InvalidSinkPath": "sinks/test_unwritable_sinks.py::test_a_directory_without_the_right_to_write_names_the_user",
     "InvalidSinkTopic": "sinks/servers/test_kafka_sink.py::test_wrong_topics_servers_and_credentials_are_refused",
@@ -55,6 +56,7 @@ CHECK = {
     "SourceLibraryMissing": "sources/test_delta_history.py::test_a_machine_without_the_library",
     "SparkLaunchError": "spark/pure/test_launcher.py::test_a_package_that_is_not_found_and_memory_that_is_none",
     "SparkVersionError": "spark/pure/test_spark_version.py::test_another_version_is_refused_before_java_is_looked_for",
+    "StageFindingError": "spark/test_pipeline_check.py::test_findings_that_are_meant_to_be_so",
     "StageSinkError": "cli/test_cli_check.py::test_the_sinks_are_checked_and_nothing_stays_behind",
     "WorkDirectoryError": "spark/test_refusals.py::test_a_work_directory_that_a_cluster_needs_is_known_at_check",
 }
@@ -95,7 +97,7 @@ UnknownRequest UsageProblem
 """
 BASE = """
 AlreadyExists CheckpointStillFinalizing ControlError CoordinationError FilesLost InvalidKey LedgerBlocked LostRows NotFound
-OutcomeUnknown PipelineDefinitionError Precondition RestoreError SinkError SinkNotOpen SourceError StageError StateError
+OutcomeUnknown PipelineCheckError PipelineDefinitionError Precondition RestoreError SinkError SinkNotOpen SourceError StageError StateError
 StorageError UnexpectedEvent UnknownChannel UnknownTask WriteConflict
 """
 
