@@ -96,9 +96,9 @@ NoRunningPipeline NothingThere RequestConflict RequestFailed RequestTimedOut Sav
 UnknownRequest UsageProblem
 """
 BASE = """
-AlreadyExists CheckpointStillFinalizing ControlError CoordinationError FilesLost InvalidKey LedgerBlocked LostRows NotFound
-OutcomeUnknown PipelineCheckError PipelineDefinitionError Precondition RestoreError SinkError SinkNotOpen SourceError StageError StateError
-StorageError UnexpectedEvent UnknownChannel UnknownTask WriteConflict
+AlreadyExists CheckpointStillFinalizing ControlError CoordinationError FilesLost InvalidKey LedgerBlocked LostRows
+NotFound OutcomeUnknown PipelineCheckError PipelineDefinitionError Precondition RestoreError SinkError SinkNotOpen
+SourceError StageError StateError StorageError UnexpectedEvent UnknownChannel UnknownTask WriteConflict
 """
 
 ROWS = "k string, ts timestamp, v long"
