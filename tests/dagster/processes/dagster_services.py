@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -16,13 +15,12 @@ from typing import TypeVar
 from urllib.request import urlopen
 
 import dagster as dg
-import pyarrow.parquet as pq
 from dagster._core.errors import DagsterUserCodeUnreachableError
 from dagster._grpc.client import DagsterGrpcClient
 from dagster_graphql import DagsterGraphQLClient
 
 from dagster_checkpoints.control import PipelineControl
-from dagster_checkpoints.storage import CheckpointStorage, PipelineState, open_store
+from tests.dagster.processes.pipeline_of_numbers import PipelineOfNumbers
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SECONDS = 240.0
@@ -42,7 +40,7 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-class Services:
+class Services(PipelineOfNumbers):
     """Webserver, daemon and code server, each a process of its own, below one directory.
 
     Args:
@@ -53,12 +51,12 @@ class Services:
         settings: The content of `dagster.yaml`.
     """
 
+    table = "results"
+
     def __init__(self, home: Path, location: Path, pipeline: str, code_server: str = "api grpc", settings: str = QUIET) -> None:
-        self.home, self.root = home, home / "data"
-        (self.root / "input").mkdir(parents=True)
         (home / "dagster.yaml").write_text(settings)
         # Before any other process: two that create Dagster's tables at once break them (https://github.com/dagster-io/dagster/issues/27390).
-        self.instance = dg.DagsterInstance.from_config(str(home))
+        super().__init__(home, dg.DagsterInstance.from_config(str(home)), pipeline)
         self.pipeline = pipeline
         self.location = home / location.name
         self.location.write_text(location.read_text())
@@ -73,7 +71,6 @@ class Services:
         self._code_server = DagsterGrpcClient(port=code, host="127.0.0.1")
         self.url = f"http://127.0.0.1:{web}"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.storage = CheckpointStorage(open_store(str(home / "checkpoints")), pipeline)
         self.client = DagsterGraphQLClient("127.0.0.1", port_number=web)
 
     def start_all(self) -> None:
@@ -140,28 +137,9 @@ class Services:
 
         return self.until(submitted, "the run is launched")
 
-    def status(self, run_id: str) -> dg.DagsterRunStatus:
-        run = self.instance.get_run_by_id(run_id)
-        assert run is not None
-        return run.status
-
     def ended(self, run_id: str) -> bool:
         run = self.instance.get_run_by_id(run_id)
         return run is not None and run.is_finished
-
-    def drop(self, name: str, numbers: range) -> None:
-        new = self.root / f".{name}"
-        new.write_text("".join(json.dumps({"id": number}) + "\n" for number in numbers))
-        new.rename(self.root / "input" / f"{name}.json")
-
-    def committed(self, sink: str = "results") -> list[int]:
-        files = (self.root / sink).glob("checkpoint=*/*.parquet")
-        return sorted(number for file in files for number in pq.ParquetFile(file).read().column("id").to_pylist())
-
-    def state(self) -> PipelineState:
-        state = self.storage.read_state()
-        assert state is not None
-        return state
 
     def completes_a_checkpoint(self, what: str) -> None:
         before = self.state().newest

@@ -3,7 +3,6 @@ downstream of a live stage that runs after its commits."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -17,12 +16,11 @@ from typing import TypeVar
 from urllib.request import urlopen
 
 import dagster as dg
-import pyarrow.parquet as pq
 import pytest
 from dagster_graphql import DagsterGraphQLClient
 
 from dagster_checkpoints.plugin.stage_assets import reports_end
-from dagster_checkpoints.storage import CheckpointStorage, PipelineState, open_store
+from tests.dagster.processes.pipeline_of_numbers import PipelineOfNumbers
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 LOCATION = Path(__file__).with_name("daemon_location.py")
@@ -31,7 +29,7 @@ T = TypeVar("T")
 SAVEPOINTS = dg.AssetKey(["savepoints", "daemon_numbers"])
 
 
-class Dagster:
+class Dagster(PipelineOfNumbers):
     """Webserver, daemon and code server below one directory.
 
     Args:
@@ -41,12 +39,9 @@ class Dagster:
     """
 
     def __init__(self, home: Path, location: Path = LOCATION, pipeline: str = "daemon_numbers") -> None:
-        self.home = home
-        self.root = home / "data"
-        (self.root / "input").mkdir(parents=True)
         (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
         # Before any other process: two that create Dagster's tables at once break them (https://github.com/dagster-io/dagster/issues/27390).
-        self.instance = dg.DagsterInstance.from_config(str(home))
+        super().__init__(home, dg.DagsterInstance.from_config(str(home)), pipeline)
         with closing(socket.socket()) as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -62,7 +57,6 @@ class Dagster:
                 stderr=log,
                 start_new_session=True,
             )
-        self.storage = CheckpointStorage(open_store(str(home / "checkpoints")), pipeline)
         self.client = DagsterGraphQLClient("127.0.0.1", port_number=self.port)
 
     def answers(self) -> bool:
@@ -93,20 +87,6 @@ class Dagster:
             return run.status if run is not None and run.is_finished else None
 
         return self.until(status, f"run {run_id} ends")
-
-    def drop(self, name: str, numbers: range) -> None:
-        new = self.root / f".{name}"
-        new.write_text("".join(json.dumps({"id": number}) + "\n" for number in numbers))
-        new.rename(self.root / "input" / f"{name}.json")
-
-    def committed(self, sink: str) -> list[int]:
-        files = (self.root / sink).glob("checkpoint=*/*.parquet")
-        return sorted(number for file in files for number in pq.ParquetFile(file).read().column("id").to_pylist())
-
-    def state(self) -> PipelineState:
-        state = self.storage.read_state()
-        assert state is not None
-        return state
 
     def savepoints(self) -> dict[str, dg.AssetMaterialization]:
         """The savepoints that Dagster shows, by partition."""

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import dagster as dg
-import pyarrow.parquet as pq
 import pytest
 from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluation
 from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteInstigatorOrigin, RemoteRepositoryOrigin
@@ -27,7 +26,7 @@ from dagster_postgres import PostgresEventLogStorage, PostgresRunStorage, Postgr
 from bench.postgresql import PostgresqlServer
 from dagster_checkpoints.plugin.sensors.recovery import RECOVERS
 from dagster_checkpoints.plugin.stage_assets import reports_end
-from dagster_checkpoints.storage import CheckpointStorage, PipelineState, open_store
+from tests.dagster.processes.pipeline_of_numbers import PipelineOfNumbers
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 LOCATION = Path(__file__).with_name("postgresql_location.py")
@@ -47,14 +46,13 @@ GIVEN_UP = "too many retries for DB connection"
 T = TypeVar("T")
 
 
-class World:
+class World(PipelineOfNumbers):
     """A Dagster instance in PostgreSQL, its runs in separate processes, and sensors, which tick in this process."""
 
     def __init__(self, home: Path, instance: dg.DagsterInstance, location: ModuleType) -> None:
-        self.home, self.instance, self.location = home, instance, location
+        super().__init__(home, instance, "stored_live")
+        self.location = location
         self._processes: list[subprocess.Popen[bytes]] = []
-        self.storage = CheckpointStorage(open_store(str(home / "checkpoints")), "stored_live")
-        (home / "data" / "input").mkdir(parents=True)
 
     def launch(self, job: str, request: Any = None) -> tuple[str, subprocess.Popen[bytes]]:
         """Start a run of a job, or the run that a sensor requests, as a launcher does. Returns its id and its process."""
@@ -143,25 +141,6 @@ class World:
         (record,) = self.instance.fetch_observations(key, limit=1).records
         assert record.asset_observation is not None
         return {name: value.value for name, value in record.asset_observation.metadata.items()}
-
-    def status(self, run_id: str) -> dg.DagsterRunStatus:
-        run = self.instance.get_run_by_id(run_id)
-        assert run is not None
-        return run.status
-
-    def state(self) -> PipelineState:
-        state = self.storage.read_state()
-        assert state is not None
-        return state
-
-    def drop(self, name: str, numbers: range) -> None:
-        new = self.home / "data" / f".{name}"
-        new.write_text("".join(json.dumps({"id": number}) + "\n" for number in numbers))
-        new.rename(self.home / "data" / "input" / f"{name}.json")
-
-    def committed(self, sink: str = "squares") -> list[int]:
-        files = (self.home / "data" / sink).glob("checkpoint=*/*.parquet")
-        return sorted(number for file in files for number in pq.ParquetFile(file).read().column("id").to_pylist())
 
     def has_committed(self, rows: int) -> None:
         squares = [number * number for number in range(rows)]

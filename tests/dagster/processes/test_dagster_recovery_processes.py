@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any
 
 import dagster as dg
-import pyarrow.parquet as pq
 import pytest
 from dagster._core.definitions.reconstruct import ReconstructableRepository
 from dagster._grpc.types import ExecuteRunArgs
@@ -24,21 +23,21 @@ from dagster._grpc.types import ExecuteRunArgs
 from dagster_checkpoints.plugin.job_run import CANCEL_SECONDS
 from dagster_checkpoints.plugin.sensors.recovery import ATTEMPT, RECOVERS
 from dagster_checkpoints.plugin.stage_assets import REFUSED
-from dagster_checkpoints.storage import CheckpointStorage, PipelineState, open_store
+from tests.dagster.processes.pipeline_of_numbers import PipelineOfNumbers
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 LOCATION = Path(__file__).with_name("recovery_location.py")
 SECONDS = 180.0
 
 
-class World:
+class World(PipelineOfNumbers):
     """A Dagster instance, its runs in separate processes, and the sensor, which ticks in this process."""
 
     def __init__(self, home: Path, instance: dg.DagsterInstance, location: ModuleType) -> None:
-        self.home, self.instance, self._location = home, instance, location
+        super().__init__(home, instance, "recovered")
+        self._location = location
         self._cursor: str | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
-        self.storage = CheckpointStorage(open_store(str(home / "checkpoints")), "recovered")
         self.termination_timeout: float = location.coordinator.termination_timeout
 
     def launch(self, request: Any = None) -> tuple[str, subprocess.Popen[bytes]]:
@@ -97,25 +96,6 @@ class World:
 
         return self.until(look, "the sensor starts the pipeline again")
 
-    def status(self, run_id: str) -> dg.DagsterRunStatus:
-        run = self.instance.get_run_by_id(run_id)
-        assert run is not None
-        return run.status
-
-    def state(self) -> PipelineState:
-        state = self.storage.read_state()
-        assert state is not None
-        return state
-
-    def drop(self, name: str, numbers: range) -> None:
-        new = self.home / "data" / f".{name}"
-        new.write_text("".join(json.dumps({"id": number}) + "\n" for number in numbers))
-        new.rename(self.home / "data" / "input" / f"{name}.json")
-
-    def committed(self) -> list[int]:
-        files = (self.home / "data" / "squares").glob("checkpoint=*/*.parquet")
-        return sorted(number for file in files for number in pq.ParquetFile(file).read().column("id").to_pylist())
-
     def close(self) -> None:
         for process in self._processes:
             if process.poll() is None:
@@ -130,7 +110,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     monkeypatch.setenv("LIVE_ROOT", str(tmp_path / "data"))
     monkeypatch.delenv("CHECKPOINT_STORAGE", raising=False)
-    (tmp_path / "data" / "input").mkdir(parents=True)
     spec = importlib.util.spec_from_file_location("recovery_location", LOCATION)
     assert spec is not None and spec.loader is not None
     location = importlib.util.module_from_spec(spec)
