@@ -103,7 +103,7 @@ def prepare(root: Path, *, progress: Callable[[str], None] = print) -> FlightsDa
         if _version_of(marker) != _VERSION:
             progress(f"Writing the flights of 2013 to {root} ...")
             marker.unlink(missing_ok=True)
-            from assets.flights_files import write_files  # with pandas, which nobody else needs
+            from assets.flights_files import write_files  # imports pandas, which reading the files does not need
 
             counts = write_files(data, progress)
             _write_text(marker, json.dumps({"version": _VERSION, "rows": counts}) + "\n")

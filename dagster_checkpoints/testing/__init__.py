@@ -1,8 +1,7 @@
 """Tests that an author runs against his own pipeline or sink.
 
-:func:`run_pipeline` runs a pipeline over a few rows, :func:`check_pipeline` searches for a way of those rows that changes the
-result; both need Spark. :class:`SinkConformance` is the suite for sinks; it needs
-pytest, and no Spark session.
+:func:`run_pipeline` runs a pipeline over a few rows, :func:`check_pipeline` searches for a history of the same rows that changes
+the result; both need Spark. :class:`SinkConformance` is the suite for sinks; it needs pytest, and no Spark session.
 """
 
 import sys
@@ -22,13 +21,13 @@ if TYPE_CHECKING:
 _WHERE = {
     "CheckedPipeline": "pipeline_check",
     "HistoryMismatchError": "check_errors",
-    "PipelineCheckError": "check_errors",
-    "StageFindingError": "check_errors",
-    "check_pipeline": "pipeline_check",
     "InvalidTestRowsError": "source_rows",
+    "PipelineCheckError": "check_errors",
     "PipelineOutput": "pipeline_runs",
     "SinkConformance": "conformance",
     "SourceRows": "source_rows",
+    "StageFindingError": "check_errors",
+    "check_pipeline": "pipeline_check",
     "run_pipeline": "pipeline_runs",
 }
 

@@ -13,8 +13,8 @@ from dagster_checkpoints.testing.histories import History, Step, simpler
 _SHOWN = 10
 
 _NEEDED: Mapping[Step, str] = {
-    "crash": "a job that is killed, and reads rows again that it had processed (state outside of Spark and of `context.state`, "
-    "or an effect outside of the sink?)",
+    "crash": "a job that is cancelled, and reads rows that it had processed (state outside of Spark and of `context.state`, or "
+    "an effect outside of the sink?)",
     "instances": "other instances of a stage after a restore (state that is not kept by the key of the input?)",
     "restore": "a restore from a savepoint (state outside of Spark and of `context.state`?)",
     "time_zone": "another time zone of the machine or of Spark's session (a day, an hour or a text in local time?)",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
 RowId = tuple[str, int]
@@ -46,7 +46,7 @@ class Run:
 
     Attributes:
         batches: The micro-batches that it reads.
-        crashes: Whether it is killed before it commits: the next run reads the rows of both.
+        crashes: Whether it is cancelled before it commits: the next run reads the same rows.
         instances: Other names of instances, by stage.
     """
 
@@ -72,13 +72,13 @@ class History:
     @property
     def rows(self) -> tuple[RowId, ...]:
         """The rows, in the order of instances and numbers."""
-        return tuple(sorted({(name, row) for run in self.runs for name, row, _ in _rows_of(run)}))
+        return tuple(sorted({(name, row) for run in self.runs for name, rows in _joined(run.batches).items() for row in rows}))
 
     def keeping(self, rows: Collection[RowId]) -> History:
         """The history with these rows only; without micro-batches, and runs, that have none."""
         kept = set(rows)
         runs = [replace(run, batches=_kept_batches(run.batches, kept)) for run in self.runs]
-        full = tuple(run for run in runs if run.batches and any(run.batches.values()))
+        full = tuple(run for run in runs if any(run.batches.values()))
         return replace(self, runs=full or (Run({}),))
 
     def described(self) -> Iterator[str]:
@@ -124,7 +124,7 @@ def random_history(
         chance: The source of chance.
         engine: See :class:`History`.
         runs: The number of runs that commit.
-        crash: Whether a run is killed, too.
+        crash: Whether a run is cancelled, too.
         instances: Other names of instances, by stage, from the second run on.
         time_zone: See :class:`History`.
     """
@@ -151,8 +151,7 @@ def on_time(history: History, feeds: Mapping[str, Feed]) -> bool:
     for name, feed in feeds.items() if history.engine == "stream" else ():
         batches = [batch for run in history.runs if not run.crashes for batch in run.batches.get(name, ())]
         read = [row for batch in batches for row in batch]
-        ends = [len(read) - len(rest) for rest in (sum(batches[index:], ()) for index in range(1, len(batches)))]
-        if not all(_on_time(feed, read[:end], read[end:]) for end in ends):
+        if not all(_on_time(feed, read[:end], read[end:]) for end in accumulate(map(len, batches))):
             return False
     return True
 
@@ -283,13 +282,6 @@ def _on_time(feed: Feed, before: Sequence[int], behind: Sequence[int]) -> bool:
     return oldest > (newest // 1000 - feed.lateness_ms) * 1000
 
 
-def _rows_of(run: Run) -> Iterator[tuple[str, int, int]]:
-    for name, batches in run.batches.items():
-        for index, batch in enumerate(batches):
-            for row in batch:
-                yield name, row, index
-
-
 def _kept_batches(batches: Batches, kept: Collection[RowId]) -> Batches:
     return {
         name: tuple(smaller for batch in each if (smaller := tuple(number for number in batch if (name, number) in kept)))
@@ -311,27 +303,33 @@ def _joined_runs(history: History) -> dict[str, list[int]]:
 
 
 def _in_one_run(history: History) -> History:
-    """All rows in the last run, and a crash before it where there was one."""
+    """All rows in one run, and a crash before it where there was one."""
     committing = [run for run in history.runs if not run.crashes]
     names = dict.fromkeys(name for run in committing for name in run.batches)
-    batches = {name: tuple(batch for run in committing for batch in run.batches.get(name, ())) for name in names}
-    crash = [replace(run, instances={}) for run in history.runs if run.crashes]
-    return replace(history, runs=(*crash, Run(batches)))
+    run = Run({name: tuple(batch for each in committing for batch in each.batches.get(name, ())) for name in names})
+    return replace(history, runs=(*([_crash_before(run)] if len(committing) < len(history.runs) else []), run))
 
 
 def _sorted(history: History) -> History:
-    """The same micro-batches with the rows of each instance in order, for each run's own number of rows."""
+    """The same sizes of micro-batches with the rows of each instance in order."""
     left = {name: iter(sorted(rows)) for name, rows in _joined_runs(history).items()}
-    runs = []
+    runs: list[Run] = []
     for run in history.runs:
-        if run.crashes:
-            runs.append(
-                replace(run, batches={name: tuple(tuple(sorted(each)) for each in run.batches[name]) for name in run.batches})
-            )
-            continue
-        made = {name: tuple(tuple(next(left[name]) for _ in batch) for batch in each) for name, each in run.batches.items()}
+        made = (
+            {name: tuple(tuple(next(left[name]) for _ in batch) for batch in each) for name, each in run.batches.items()}
+            if not run.crashes
+            else {}
+        )
         runs.append(replace(run, batches=made))
-    return replace(history, runs=tuple(runs))
+    behind = [*runs[1:], Run({})]
+    return replace(
+        history, runs=tuple(_crash_before(next_run) if run.crashes else run for run, next_run in zip(runs, behind, strict=True))
+    )
+
+
+def _crash_before(run: Run) -> Run:
+    """A run that reads the rows of the run behind it in one micro-batch: if it is cancelled too late, none of them is late."""
+    return replace(run, batches=_one_batch(run.batches), crashes=True)
 
 
 def _one_batch(batches: Batches) -> Batches:

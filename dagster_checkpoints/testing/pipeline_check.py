@@ -1,6 +1,6 @@
 """Searches for a way in which the same rows reach a pipeline and give another result: a property test of a user's stages.
 
-The rows are cut into micro-batches at random, come in another order, the job is suspended, killed and restored, and gets other
+The rows are cut into micro-batches at random, come in another order, the job is suspended, cancelled and restored, and gets other
 instances. Whatever happens, the result is that of a batch over all rows. A history with another result is made smaller until only
 the rows and the steps are left that it needs.
 """
@@ -23,13 +23,7 @@ from dagster_checkpoints.spark.job.plan_check import check_plans
 from dagster_checkpoints.state import RestoreError
 from dagster_checkpoints.testing.check_errors import HistoryFailure, HistoryMismatchError, StageFindingError
 from dagster_checkpoints.testing.histories import Feed, History, Run, in_order, on_time, random_history, shrink, simpler
-from dagster_checkpoints.testing.replaced_pipeline import (
-    ReplacedPipeline,
-    RunEnd,
-    kept_stages,
-    other_instances,
-    session_for_tests,
-)
+from dagster_checkpoints.testing.replaced_pipeline import ReplacedPipeline, RunEnd, kept_stages, session_for_tests
 from dagster_checkpoints.testing.row_differences import differences
 from dagster_checkpoints.testing.source_rows import InvalidTestRowsError, SourceRows, instance_name, rows_by_instance
 from dagster_checkpoints.testing.stage_results import NoBatchError, batch_results, findings, local_time
@@ -79,7 +73,7 @@ def check_pipeline(
 
     First the plans are looked at: tables beside the inputs, the clock, chance, joins without a time bound and the other warnings
     of `dagster-checkpoints check`. Then the stages are evaluated as batches: twice, with the rows in another order, in another
-    time zone. Then they run as a job: rows in one micro-batch, in random ones, suspended and restored, killed, with other
+    time zone. Then they run as a job: rows in one micro-batch, in random ones, suspended and restored, cancelled, with other
     instances. No row is later than the source's watermark allows. The same seed gives the same histories.
 
     Args:
@@ -227,7 +221,7 @@ class _Check:
                 random_history(feeds, chance, engine="batch", time_zone=_OTHER_ZONE),
             ]
         with tempfile.TemporaryDirectory(prefix="dagster-checkpoints-check-") as folder:
-            others = list(other_instances(self._replaced(Path(folder)), self._pipeline)) or [{}]
+            others = list(self._replaced(Path(folder)).other_instances()) or [{}]
         zone = None if self._batch else _OTHER_ZONE
         ways: list[Callable[[], History]] = [
             lambda: in_order(feeds, "stream"),
@@ -308,7 +302,7 @@ class _Check:
         left = set(history.rows)
         for number, run in enumerate(history.runs, start=1):
             files = [
-                replaced.add(name, self._tables[name].take([row for row in batch if (name, row) in left]))
+                replaced.add(name, self._rows(name, [row for row in batch if (name, row) in left]))
                 for name, batches in run.batches.items()
                 for batch in batches
             ]
@@ -349,10 +343,12 @@ class _Check:
         for name, source in self._sources.items():
             batches = [batch for run in history.runs for batch in run.batches.get(name, ())] or [()]
             for batch in batches:
-                rows = self._tables[name].take(pa.array(batch, pa.int64()))
-                frame = self._spark.createDataFrame(rows, self._schemas[name]).coalesce(1)
+                frame = self._spark.createDataFrame(self._rows(name, batch), self._schemas[name]).coalesce(1)
                 parts.setdefault(source.name, []).append(frame)
         return {source: _union(frames) for source, frames in parts.items()}
+
+    def _rows(self, name: str, numbers: Sequence[int]) -> pa.Table:
+        return self._tables[name].take(pa.array(numbers, pa.int64()))
 
     def _replaced(self, folder: Path) -> ReplacedPipeline:
         return ReplacedPipeline(self._pipeline, self._schemas, self._kept, folder, self._spark)

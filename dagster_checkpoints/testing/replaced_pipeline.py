@@ -1,14 +1,14 @@
 """A pipeline whose sources and sinks are replaced by files in a temporary directory; its other stages run as they are.
 
-Whoever holds it writes the rows of each micro-batch, and runs the job as often as it likes: each run goes on where the one before
-it has ended.
+A test writes the rows of each micro-batch, and runs the job several times: each run goes on where the one before it has ended.
 """
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -179,6 +179,21 @@ class ReplacedPipeline:
             stages.append(made)
         return Pipeline(self._given.name, stages, chaining=self._given.chaining)
 
+    def other_instances(self) -> Iterator[dict[str, tuple[str, ...]]]:
+        """The ways to give stages another number of instances that the pipeline allows: one more, and one less.
+
+        Only stages that have several instances, or that get rows by key: others are not meant to be divided.
+        """
+        for change in (1, -1):
+            instances = {
+                stage.name: tuple(f"i{index}" for index in range(stage.parallelism + change))
+                for stage in self._given.stages
+                if not stage.kind.is_source and _divisible(stage) and stage.parallelism + change > 0
+            }
+            with suppress(PipelineDefinitionError):
+                if instances and self.pipeline(instances=instances):
+                    yield instances
+
     @property
     def _output(self) -> Path:
         return self._folder / "output"
@@ -250,28 +265,5 @@ def _as_parquet(rows: pa.Table) -> pa.Table:
     return rows
 
 
-def other_instances(replaced: ReplacedPipeline, pipeline: Pipeline) -> Iterator[dict[str, tuple[str, ...]]]:
-    """The ways to give stages another number of instances that the pipeline allows: one more, and one less.
-
-    Only stages that have several instances, or that get rows by key: others are not meant to be divided.
-    """
-    for change in (1, -1):
-        instances = {
-            stage.name: tuple(f"i{index}" for index in range(stage.parallelism + change))
-            for stage in pipeline.stages
-            if not stage.kind.is_source and _divisible(stage) and stage.parallelism + change > 0
-        }
-        if instances and _allowed(replaced, instances):
-            yield instances
-
-
 def _divisible(stage: Stage) -> bool:
     return stage.parallelism > 1 or any(each.key is not None for each in stage.inputs.values())
-
-
-def _allowed(replaced: ReplacedPipeline, instances: Mapping[str, Collection[str]]) -> bool:
-    try:
-        replaced.pipeline(instances={name: tuple(each) for name, each in instances.items()})
-    except PipelineDefinitionError:
-        return False
-    return True

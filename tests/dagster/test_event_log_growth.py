@@ -121,7 +121,7 @@ def test_the_first_hours_of_a_run_have_the_events_of_its_schedules(
 
 
 def size_of_a_run(home: Path, five_stages: Pipeline, kind: type[JobEvent] | None, number: int) -> int:
-    """The bytes of Dagster's SQLite files after a run that has reported all events of a kind of so many checkpoints.
+    """The bytes of Dagster's SQLite files after a run that has reported a number of checkpoints with all events of a kind.
 
     Args:
         home: The directory of Dagster's instance.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from pyspark.sql import functions as F
 
 from dagster_checkpoints import ParquetSink, Pipeline, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.testing import InvalidTestRowsError, PipelineCheckError, SourceRows, run_pipeline
+from dagster_checkpoints.testing.replaced_pipeline import ReplacedPipeline
 from tests.spark.planted_mistakes import PAGE, examples
 
 ORDERS = "shop string, at timestamp, price long"
@@ -124,6 +126,14 @@ def test_rows_that_do_not_fit_their_columns(spark: SparkSession) -> None:
     given = {"history": SourceRows(ORDERS, [("x", "noon", 1)]), "live": SourceRows(ORDERS, [])}
     with pytest.raises(InvalidTestRowsError, match=r"The rows of history\[0\], step 0, do not fit 'shop string"):
         run_pipeline(shop(), given, spark=spark)
+
+
+def test_stages_that_do_not_share_a_query_do_not_share_one_in_a_test(tmp_path: Path, spark: SparkSession) -> None:
+    given = shop()
+    for chaining in (True, False):
+        pipeline = Pipeline("shop", given.stages, chaining=chaining)
+        replaced = ReplacedPipeline(pipeline, {}, ["sales"], tmp_path, spark)
+        assert replaced.pipeline().chaining is chaining
 
 
 def test_a_stage_that_raises_is_reported_as_in_production(spark: SparkSession) -> None:

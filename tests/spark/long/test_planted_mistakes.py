@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
-from dagster_checkpoints.testing import check_pipeline
-from tests.spark.planted_mistakes import MISTAKES, PAGE, SOUND, examples, found_mistake
+from dagster_checkpoints import ParquetSink, StageInput, stage
+from dagster_checkpoints.testing import check_pipeline, replaced_pipeline
+from tests.spark.planted_mistakes import (
+    MISTAKES,
+    NOWHERE,
+    PAGE,
+    SOUND,
+    examples,
+    found_mistake,
+    hourly,
+    pipeline,
+    some_rows,
+)
 
 
 @pytest.mark.parametrize("name", [name for name, mistake in MISTAKES.items() if not mistake.quick])
@@ -35,3 +49,28 @@ def test_nothing_is_found_in_a_sound_pipeline(name: str, spark: SparkSession) ->
 @pytest.mark.parametrize("name", ["test_dear_orders", "test_sums_do_not_depend_on_how_rows_come"])
 def test_the_tests_on_its_page(name: str, spark: SparkSession) -> None:
     examples(PAGE)[name]()
+
+
+def test_a_job_that_is_cancelled_too_late_does_not_read_its_rows_again(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replaced_pipeline._AtFirstBatches, "_interrupt", lambda interrupt: None)
+    checked = check_pipeline(pipeline(hourly), {"orders": some_rows()}, spark=spark, histories=4)
+    assert [run.crashes for run in checked.histories[-1].runs] == [False, True, False]
+
+
+def test_other_instances_that_a_restore_refuses_are_not_tried(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+    """With two instances the first stage has its own query: a restore does not divide a query and change instances at once."""
+
+    @stage(inputs={"orders": StageInput(key="shop")})
+    def of_shop(orders: Any) -> Any:
+        return orders.dropDuplicates(["shop", "at"])
+
+    @stage(sink=ParquetSink(NOWHERE), inputs={"of_shop": StageInput()})
+    def sales(of_shop: Any) -> Any:
+        return of_shop.groupBy(F.window("at", "1 hour"), "shop").agg(F.sum("price").alias("sum"))
+
+    with caplog.at_level(logging.WARNING, "dagster_checkpoints"):
+        checked = check_pipeline(pipeline(of_shop, sales), {"orders": some_rows()}, spark=spark, histories=5)
+    assert "other instances are not tried, since a restore refuses them" in caplog.text
+    assert len(checked.histories) == 7 and not any(run.instances for history in checked.histories for run in history.runs)
