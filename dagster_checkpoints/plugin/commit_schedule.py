@@ -40,6 +40,19 @@ class CommitSchedule:
         self._report(stage, now)
         return True
 
+    def hurried(self, stage: str, now: float) -> bool:
+        """Whether held commits are reported now, although they are not due, because a report of their reader follows; these count
+        as reported.
+
+        Args:
+            stage: Name of the stage.
+            now: Monotonic seconds.
+        """
+        if stage not in self._held:
+            return False
+        self._report(stage, now)
+        return True
+
     def last_committed(self, stage: str) -> None:
         """Hold the last commit of a stage: the end of the stage follows, or that of the run, and is reported with it."""
         self._held.discard(stage)

@@ -7,7 +7,7 @@ module must not know observations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -17,6 +17,7 @@ import dagster as dg
 from dagster_checkpoints.pipeline import CheckEvaluation, Pipeline
 from dagster_checkpoints.plugin.commit_checks import HeldChecks, check_result, evaluation_event
 from dagster_checkpoints.plugin.commit_schedule import CommitSchedule
+from dagster_checkpoints.plugin.data_versions import version_tags
 from dagster_checkpoints.plugin.event_time import event_time_metadata
 from dagster_checkpoints.plugin.stage_assets import (
     COMMITTED_ROWS,
@@ -32,7 +33,6 @@ from dagster_checkpoints.spark.job.events import CommitRefused, InstanceFinished
 COMMIT_LABELS = ("committed_rows", "committed_bytes", "committed_files", "table_version", "commits", "first_checkpoint")
 """The labels of what was committed since a stage's last materialization, in the order in which Dagster shows them; unknown values
 are left out."""
-_DATA_VERSION = "dagster/data_version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +145,11 @@ class PipelineMaterializations:
 
     def log_due(self) -> None:
         """Materialize the running stages whose commits have been held for long enough."""
-        for stage in self._schedule.due(self._clock()):
-            self._log(stage)
+        self._log_all(self._schedule.due(self._clock()))
 
     def run_ended(self) -> None:
         """The run ends: materialize the stages that have not finished, with the commits that were held."""
-        for stage in self._schedule.run_ended():
-            self._log(stage)
+        self._log_all(self._schedule.run_ended())
 
     def instance_finished(self, event: InstanceFinished) -> None:
         """An instance has ended: materialize its partition of the asset beside the stage's, if there are several instances."""
@@ -161,8 +159,16 @@ class PipelineMaterializations:
         key = instance_key(self._assets.keys[event.stage])
         self._context.log_event(dg.AssetMaterialization(key, partition=event.instance, metadata=rows))
 
+    def _log_all(self, stages: Collection[str]) -> None:
+        for stage in self._pipeline.stages:
+            if stage.name in stages:
+                self._log(stage.name)
+
     def _log(self, stage: str) -> None:
-        held = self._held.pop(stage)
+        for upstream in self._pipeline.upstream(stage):  # or the stage would be "Unsynced" as soon as they are materialized
+            if self._schedule.hurried(upstream, self._clock()):
+                self._log(upstream)
+        held, key = self._held.pop(stage), self._assets.keys[stage]
         metadata = {
             **self._table(stage, held.newest.rows),
             **self._commits(held),
@@ -172,8 +178,8 @@ class PipelineMaterializations:
             "checkpoint": held.newest.checkpoint_id,
         }
         version = f"job-{self._job_id}-checkpoint-{held.newest.checkpoint_id}"
-        tags = {LIVE: "true", COMMITTED_ROWS: str(held.newest.rows), _DATA_VERSION: version}
-        self._context.log_event(dg.AssetMaterialization(self._assets.keys[stage], metadata=metadata, tags=tags))
+        tags = {LIVE: "true", COMMITTED_ROWS: str(held.newest.rows), **version_tags(self._context, key, version)}
+        self._context.log_event(dg.AssetMaterialization(key, metadata=metadata, tags=tags))
         self._log_checks(stage, self._checks.take(stage))
 
     def _log_checks(self, stage: str, evaluations: Iterable[CheckEvaluation]) -> None:

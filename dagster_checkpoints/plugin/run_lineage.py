@@ -18,17 +18,20 @@ ROOT_RUN_ID_TAG = "dagster/root_run_id"
 
 
 def earlier_runs(context: dg.AssetExecutionContext) -> frozenset[str]:
-    """Ids of the runs that this run repeats, directly or indirectly; empty unless it is a run retry or a re-execution.
+    """Ids of the runs that this run repeats, directly or indirectly; empty unless it is a retry or a re-execution.
 
-    All runs with the same root run count, because several of them may have repeated the same run.
+    All runs with the same root run count, because several of them may have repeated the same run. If Dagster retries the op
+    (``op_retry_policy``, after its process has died), the run repeats itself.
     """
     run = context.run
+    own = frozenset({run.run_id} if context.retry_number else ())
     root = run.root_run_id or run.tags.get(ROOT_RUN_ID_TAG)
     parent = run.parent_run_id or run.tags.get(PARENT_RUN_ID_TAG)
     if root is None and parent is None:
-        return frozenset()
+        return own
     related = context.instance.get_runs(dg.RunsFilter(tags={ROOT_RUN_ID_TAG: root})) if root is not None else []
-    return frozenset({*(each.run_id for each in related), *(each for each in (root, parent) if each)} - {run.run_id})
+    others = {*(each.run_id for each in related), *(each for each in (root, parent) if each)} - {run.run_id}
+    return own | others
 
 
 def origin_of(context: dg.AssetExecutionContext, assets: StageAssets) -> Origin:

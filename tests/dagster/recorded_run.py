@@ -8,10 +8,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
+from dagster._core.loader import LoadingContextForTest
 
-from dagster_checkpoints import Pipeline
+from dagster_checkpoints import Pipeline, pipeline_assets
 from dagster_checkpoints.plugin.run_events import RunReporter
-from dagster_checkpoints.plugin.stage_assets import StageAssets, reports_end
+from dagster_checkpoints.plugin.stage_assets import StageAssets, reports_end, stage_keys
 from dagster_checkpoints.spark.job.events import JobEvent, JobStarted, StageProgress
 from dagster_checkpoints.storage import CheckpointStorage, open_store
 
@@ -32,12 +34,15 @@ class Recorder:
         self.log.addHandler(self._Lines(self.lines))
         self.events: list[Any] = []
         self.now = 0.0
-        self.instance: Any = None
+        self.instance = dg.DagsterInstance.ephemeral()
+        self.run = dg.DagsterRun("numbers")
+        self.assets_def: dg.AssetsDefinition
         self.progress: Mapping[str, StageProgress] = {}
         """What the job says of itself between two checkpoints."""
 
     def reporter(self, pipeline: Pipeline, selected: frozenset[str] | None = None, **settings: float | None) -> RunReporter:
-        keys = {stage.name: dg.AssetKey([stage.name]) for stage in pipeline.stages}
+        self.assets_def = pipeline_assets(pipeline=pipeline, name="recorded")(lambda context: iter(()))
+        keys = stage_keys(self.assets_def, pipeline)
         context: Any = self
         return RunReporter(
             context,
@@ -70,8 +75,15 @@ class Recorder:
         def emit(self, record: logging.LogRecord) -> None:
             self._lines.append((record.levelname, record.getMessage()))
 
+    def unsynced(self, key: str) -> bool:
+        """Whether Dagster says so of an asset."""
+        graph = dg.Definitions(assets=[self.assets_def]).resolve_asset_graph()
+        resolver = CachingStaleStatusResolver(self.instance, graph, LoadingContextForTest(self.instance))
+        return resolver.get_status(dg.AssetKey(key)) is StaleStatus.STALE
+
     def log_event(self, event: Any) -> None:
         self.events.append(event)
+        self.instance.report_runless_asset_event(event)
 
 
 def nowhere() -> CheckpointStorage:

@@ -34,6 +34,16 @@ def test_a_held_commit_is_reported_when_it_is_due_without_another_commit() -> No
     assert not schedule.may_be_due(1000.0), "nothing was committed since"
 
 
+def test_held_commits_are_hurried_by_a_report_of_their_reader() -> None:
+    schedule = CommitSchedule(60.0)
+    assert schedule.committed("sales", 0.0) and not schedule.hurried("sales", 5.0), "nothing is held"
+    assert not schedule.committed("sales", 10.0)
+    assert schedule.hurried("sales", 20.0) and not schedule.hurried("sales", 21.0)
+    assert not schedule.committed("sales", 79.0) and schedule.may_be_due(80.0)
+    schedule.last_committed("sales")
+    assert not schedule.hurried("sales", 90.0), "its end follows"
+
+
 def test_the_last_commit_of_a_stage_waits_for_its_end_or_that_of_the_run() -> None:
     schedule = CommitSchedule(60.0)
     assert schedule.committed("sales", 0.0)

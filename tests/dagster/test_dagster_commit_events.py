@@ -8,7 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from dagster_checkpoints import Pipeline
+from dagster_checkpoints import ParquetSink, Pipeline, stage, unbounded_source
 from dagster_checkpoints.plugin.run_events import RunReporter
 from dagster_checkpoints.plugin.stage_assets import COMMITTED_ROWS, LIVE
 from dagster_checkpoints.sinks import SinkCommit
@@ -30,6 +30,10 @@ def test_a_commit_of_a_running_stage_materializes_its_asset(reporter: RunReporte
         "dagster_checkpoints/live": "true",
         "dagster_checkpoints/committed_rows": "10",
         "dagster/data_version": "job-7-checkpoint-3",
+        "dagster/data_version_is_user_provided": "true",
+        "dagster/code_version": recorder.assets_def.code_versions_by_key[dg.AssetKey("total")],
+        "dagster/input_data_version/doubled": "INITIAL",
+        "dagster/input_event_pointer/doubled": "NULL",
     }
     (shown,) = recorder.live("total")
     columns = shown.pop("dagster/column_schema").columns
@@ -93,13 +97,41 @@ def test_what_a_restore_has_committed_is_materialized_unless_it_is_shown(
     reporter: RunReporter, recorder: Recorder, job: int | None, rows: int, expected: list[int | None]
 ) -> None:
     tags = {LIVE: "true", COMMITTED_ROWS: str(rows)}
-    with dg.DagsterInstance.ephemeral() as recorder.instance:
-        if job is not None:
-            recorder.instance.report_runless_asset_event(dg.AssetMaterialization("total", metadata={"job": job}, tags=tags))
-        report(reporter, STARTED, SinkCommitted("total", 9, None, 30))
+    if job is not None:
+        recorder.instance.report_runless_asset_event(dg.AssetMaterialization("total", metadata={"job": job}, tags=tags))
+    report(reporter, STARTED, SinkCommitted("total", 9, None, 30))
     shown = recorder.live("total")
     assert [each.get("committed_rows") for each in shown] == expected
     assert all(each["dagster/row_count"] == 30 and each["checkpoint"] == 9 for each in shown)
+
+
+@pytest.mark.parametrize("reader_first", [True, False])
+def test_a_stage_is_never_unsynced_because_of_a_stage_that_it_reads(
+    recorder: Recorder, tmp_path: Path, reader_first: bool
+) -> None:
+    """Two sinks, one behind the other, whose commits come in any order, for five minutes: Dagster sees the read one first."""
+
+    @unbounded_source(sink=ParquetSink(tmp_path / "clicks"))
+    def clicks(context): ...  # type: ignore[no-untyped-def]
+
+    @stage(sink=ParquetSink(tmp_path / "by_page"))
+    def by_page(clicks): ...  # type: ignore[no-untyped-def]
+
+    reporter = recorder.reporter(Pipeline("numbers", [clicks, by_page]))
+    report(reporter, dataclasses.replace(STARTED, chains=(("clicks",), ("by_page",))))
+    order = ["by_page", "clicks"] if reader_first else ["clicks", "by_page"]
+    unsynced = []
+    for checkpoint in range(1, 31):
+        recorder.now += 10.0
+        for name in order:
+            report(reporter, SinkCommitted(name, checkpoint, SinkCommit(10), 10 * checkpoint))
+        reporter.report_due()
+        if checkpoint > 1:  # the first commit of each stage is shown at once
+            unsynced.append(recorder.unsynced("by_page"))
+    reporter.ended()
+    assert len(recorder.live("clicks")) >= len(recorder.live("by_page")) == 6
+    assert not any(unsynced[6:]) and sum(unsynced) <= 6 * reader_first
+    assert not recorder.unsynced("by_page")
 
 
 def test_a_restore_after_commits_that_are_held_counts_no_row_twice(reporter: RunReporter, recorder: Recorder) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
+from dagster._core.loader import LoadingContextForTest
 from pyspark.sql import SparkSession
 
 from dagster_checkpoints import (
@@ -61,6 +63,7 @@ def test_each_commit_of_a_live_stage_is_a_materialization_over_a_crash_and_a_dra
             return
         assert event.last or shown(newest and newest.asset_materialization)["checkpoint"] == event.checkpoint_id
         drop("second", range(5, 9), "left", "right")
+        statuses.append(CachingStaleStatusResolver(instance, graph, LoadingContextForTest(instance)).get_status(SQUARES))
         if not requested:  # the run goes on
             requested.append(dg.evaluate_automation_conditions(defs, instance, cursor=before.cursor).total_requested)
 
@@ -78,8 +81,10 @@ def test_each_commit_of_a_live_stage_is_a_materialization_over_a_crash_and_a_dra
         return dg.AssetCheckResult(passed=True)
 
     requested: list[int] = []
+    statuses: list[StaleStatus] = []
     settings = {"checkpoint_coordinator": coordinator()}
     defs = dg.Definitions(assets=[squares_op, report], asset_checks=[positive], resources=settings)
+    graph = defs.resolve_asset_graph()
     drop("first", range(5), "left", "right")
     with dg.DagsterInstance.ephemeral() as instance:
         # The first run commits ten rows, and fails before Dagster has seen them. The restore has nothing new to commit.
@@ -98,6 +103,7 @@ def test_each_commit_of_a_live_stage_is_a_materialization_over_a_crash_and_a_dra
         assert latest is not None and (latest.event_log_entry.tags or {})["dagster/data_version"] == "job-1"
 
     assert requested == [2], "the asset downstream, and the check"
+    assert set(statuses) == {StaleStatus.FRESH}, "its source is materialized when it ends, and has nothing newer until then"
     assert (seen[0].commit, seen[0].rows) == (None, 10)
     first, final = shown(live_ones[0]), shown(end)
     assert first["committed_rows"] == first["dagster/row_count"] == 10

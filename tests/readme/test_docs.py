@@ -283,11 +283,13 @@ def test_the_page_on_operations_lists_every_metric() -> None:
 
 DAGSTERS = {
     "cancel_timeout_seconds",
+    "free_slots_after_run_end_seconds",
     "dagster_aws",
     "dagster_checkpoints",
     "dagster_pyspark",
     "max_concurrent_runs",
     "max_runtime_seconds",
+    "op_retry_policy",
     "post_processing",
     "run_monitoring",
     "run_retries",

@@ -99,7 +99,8 @@ def build_recovery_sensor(
     after that is not a run of the pipeline. The new run has the failed run's configuration. If that named a checkpoint or
     savepoint to restore from and the run failed before it had completed its first checkpoint, the new run starts from the same
     one; otherwise from the latest checkpoint. Each failed run is restarted once, even if the sensor's cursor is lost: the run key
-    is the failed run's id. As long as Dagster is going to retry the run, or retries it (`run_retries`), the sensor waits.
+    is the failed run's id. As long as Dagster is going to retry the run, or retries it (`run_retries`), the sensor waits. It
+    gives back the slots of pools that the failed run still holds.
 
     A run whose process was killed counts as failed only after Dagster has marked it so. Dagster's default launcher does that by
     itself while the code server is alive; for other launchers switch on `run_monitoring` in `dagster.yaml`. The sensor marks what
@@ -170,6 +171,7 @@ def build_recovery_sensor(
         due = failed_at + timedelta(seconds=backoff.seconds(attempts))
         if tick.now < due:
             return skip(f"Run {run.run_id} failed. Attempt {attempts + 1} of {limit} is due at {due:%H:%M:%S} UTC.", after)
+        _free_pools(tick.dagster.instance, run.run_id)
         request = _recovery_run(run, attempts + 1, _has_completed_a_checkpoint(run.run_id, state, status))
         return dg.SensorResult(run_requests=[request], cursor=write_cursor(after))
 
@@ -201,6 +203,16 @@ def build_recovery_sensor(
         resource_key=resource_key,
         jobs=[*jobs, own_job],
     )
+
+
+def _free_pools(instance: dg.DagsterInstance, run_id: str) -> None:
+    """Give back the slots that a dead run holds in pools: the run that is to follow it would wait for them.
+
+    Dagster gives them back only with ``run_monitoring.free_slots_after_run_end_seconds``.
+    """
+    events = instance.event_log_storage
+    if events.supports_global_concurrency_limits:
+        events.free_concurrency_slots_for_run(run_id)
 
 
 def _last_owner(state: PipelineState | None, status: PipelineStatus | None) -> str:

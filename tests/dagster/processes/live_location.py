@@ -60,6 +60,11 @@ defs = dg.Definitions(
             "in_process": dg.in_process_executor,
             "multiprocess": dg.multiprocess_executor,
         }.items()
+    ]
+    + [
+        dg.define_asset_job(
+            "retried", selection=everything, executor_def=dg.multiprocess_executor, op_retry_policy=dg.RetryPolicy(max_retries=1)
+        )
     ],
     resources={
         "checkpoint_coordinator": CheckpointCoordinatorResource(

@@ -35,7 +35,7 @@ def squares(live):
 pipeline = Pipeline("recovered", [live, squares])
 
 
-@pipeline_assets(pipeline=pipeline)
+@pipeline_assets(pipeline=pipeline, pool="feeds")
 def live_assets(context: dg.AssetExecutionContext, checkpoint_coordinator: CheckpointCoordinatorResource):
     yield from checkpoint_coordinator.run(
         pipeline,

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,9 +36,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def dagster_run(home: Path, job: str) -> Iterator[subprocess.Popen[bytes]]:
+def dagster_run(home: Path, job: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     with (home / f"{job}.log").open("wb") as log:
-        command = [sys.executable, "-m", "dagster", "job", "execute", "-f", str(LOCATION), "-j", job]
+        command = [sys.executable, "-m", "dagster", "job", "execute", "-f", str(LOCATION), "-j", job, *arguments]
         process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log, start_new_session=True)
     try:
         yield process
@@ -118,6 +118,41 @@ def test_a_terminated_run_is_canceled_and_continued(home: Path, executor: str) -
         squares = instance.get_latest_materialization_event(dg.AssetKey(["squares"]))
         assert squares is not None and squares.asset_materialization is not None
         assert squares.run_id == finished.run_id and reports_end(squares.asset_materialization)
+    assert committed(home, "squares") == [number * number for number in range(10)]
+    assert committed(home, "backfill") == list(range(5))
+    state = storage.read_state()
+    assert state is not None and state.job.status == "FINISHED" and state.job.job_id == 1
+    storage.close()
+
+
+def test_an_op_that_dagster_retries_continues_the_job_that_it_has_begun(home: Path) -> None:
+    """Its process is killed, and the run's configuration asks for a new start: the job goes on, and is not begun again."""
+    (home / "run.yaml").write_text("ops: {live_assets: {config: {restore_from: none}}}")
+    drop(home, "first", range(5))
+    storage = CheckpointStorage(open_store(str(home / "checkpoints")), "live_numbers")
+    log = home / "retried.log"
+
+    def until(look: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not look():
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-5000:]
+            time.sleep(0.2)
+
+    with (
+        dg.DagsterInstance.from_config(str(home)) as instance,
+        dagster_run(home, "retried", "-c", str(home / "run.yaml")) as process,
+    ):
+        until(lambda: committed(home, "squares") == [0, 1, 4, 9, 16], process)
+        state = storage.read_state()
+        assert state is not None and state.lease is not None and state.newest is not None
+        os.kill(state.lease.owner.pid, signal.SIGKILL)
+        drop(home, "second", range(5, 10))
+        (home / "data" / "drain").touch()
+        assert process.wait(SECONDS) == 0, log.read_text()[-5000:]
+        run = latest_run(instance)
+        retried = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_RESTARTED)
+        assert run.status is dg.DagsterRunStatus.SUCCESS and len(retried) == 1
+    assert f"Run {run.run_id}, which this run repeats, has begun job 1 there" in log.read_text()
     assert committed(home, "squares") == [number * number for number in range(10)]
     assert committed(home, "backfill") == list(range(5))
     state = storage.read_state()

@@ -20,6 +20,7 @@ import pytest
 from dagster._core.definitions.reconstruct import ReconstructableRepository
 from dagster._grpc.types import ExecuteRunArgs
 
+from dagster_checkpoints.control import PipelineControl
 from dagster_checkpoints.plugin.job_run import CANCEL_SECONDS
 from dagster_checkpoints.plugin.sensors.recovery import ATTEMPT, RECOVERS
 from dagster_checkpoints.plugin.stage_assets import REFUSED
@@ -198,3 +199,45 @@ def test_a_container_that_is_stopped_saves_within_its_grace_period_and_another_r
     assert world.status(last) is dg.DagsterRunStatus.SUCCESS
     assert f"({state.job.savepoint})" in world.log(1).read_text()
     assert world.committed() == [number * number for number in range(10)]
+
+
+def test_runs_of_a_pool_wait_for_each_other_and_a_dead_run_holds_no_place(world: World) -> None:
+    """A pool with one place, of ops (Dagster's default): a second run waits for the first, a recovery not for the dead run."""
+    world.instance.event_log_storage.set_concurrency_slots("feeds", 1)
+
+    def holders() -> set[str]:
+        places = world.instance.event_log_storage.get_concurrency_info("feeds")
+        return {place.run_id for place in places.claimed_slots}
+
+    def waits(run_id: str) -> bool:
+        return any("blocked by limit for pool feeds" in entry.user_message for entry in world.instance.all_logs(run_id))
+
+    world.drop("first", range(3))
+    killed, process = world.launch()
+    world.until(lambda: world.committed() == [0, 1, 4], "the first rows are committed")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    dead = world.instance.get_run_by_id(killed)
+    assert dead is not None
+    world.instance.report_run_failed(dead)
+    assert holders() == {killed}, "Dagster gives the dead run's place to no other"
+    request = world.requested()
+    assert holders() == set()
+
+    world.drop("second", range(3, 6))
+    first, process = world.launch(request)
+    world.until(lambda: len(world.committed()) == 6, "the recovered run commits the rows dropped meanwhile")
+    waiting, second = world.launch()
+    world.until(lambda: waits(waiting), "the second run waits for the place")
+    result = world.tick()
+    assert not result.run_requests and holders() == {first}
+    handle = PipelineControl(world.storage, asked_by="a test").stop(drain=False)
+    handle.wait(SECONDS)
+    assert process.wait(SECONDS) == 0, world.log(1).read_text()[-5000:]
+
+    world.drop("third", range(6, 10))
+    (world.home / "data" / "drain").touch()
+    assert second.wait(SECONDS) == 0, world.log(2).read_text()[-5000:]
+    assert {world.status(run) for run in (first, waiting)} == {dg.DagsterRunStatus.SUCCESS}
+    assert world.committed() == [number * number for number in range(10)]
+    assert world.state().job.job_id == 1 and holders() == set()
