@@ -110,6 +110,8 @@ def _phase(state: PipelineState, status: PipelineStatus | None) -> tuple[str, st
 
 def _sign_in_words(sign: LastSign) -> str:
     last = f"last sign {seconds_in_words(sign.seconds)} ago"
+    if sign.gone:
+        return f"{last}: the run's process has ended, so another run may take the pipeline over"
     if sign.lease_ended is not None:
         return (
             f"{last}: the run has died, or does not reach the storage; its lease ended {seconds_in_words(sign.lease_ended)} ago, "

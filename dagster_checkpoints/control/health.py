@@ -174,7 +174,8 @@ def _silent(state: PipelineState, status: PipelineStatus | None, now: datetime) 
     sign = last_sign(state, status, now)
     if sign is not None and sign.overdue:
         lease = f"; its lease ended {sign.lease_ended:.0f} s ago" if sign.lease_ended is not None else ""
-        text = f"the run's last sign is {sign.seconds:.0f} s old{lease}: it has died, or is very busy"
+        what = "its process has ended" if sign.gone else "it has died, or is very busy"
+        text = f"the run's last sign is {sign.seconds:.0f} s old{lease}: {what}"
         yield HealthProblem("silent", "error", text)
 
 

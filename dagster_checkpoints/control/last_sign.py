@@ -1,16 +1,18 @@
 """How long ago a running pipeline's run gave its last sign: the status that it writes, and the lease that it renews.
 
-A rule on values, with the time as an argument.
+A rule on values, with the time as an argument, and what this machine knows of the run's process.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 
 import msgspec
 
 from dagster_checkpoints.control.status import PipelineStatus
-from dagster_checkpoints.storage import PipelineState
+from dagster_checkpoints.execution.pipeline_state import Owner
+from dagster_checkpoints.storage import PipelineState, is_gone, this_process
 
 SILENT_INTERVALS = 4
 """Reporting intervals after which a status is overdue."""
@@ -23,22 +25,32 @@ class LastSign(msgspec.Struct, frozen=True, kw_only=True):
         seconds: seconds since its last status, or its last renewal of the lease if that is newer.
         status_seconds: seconds since its last status; None if it has written none.
         lease_ended: seconds since the end of its lease; None while it holds.
-        overdue: whether the status is overdue, or the lease has ended.
+        gone: whether its processes, which ran on this machine, have ended.
+        overdue: whether the status is overdue, the lease has ended, or the processes have.
     """
 
     seconds: float
     status_seconds: float | None
     lease_ended: float | None
+    gone: bool
     overdue: bool
 
 
-def last_sign(state: PipelineState, status: PipelineStatus | None, now: datetime) -> LastSign | None:
+def owner_is_gone(owner: Owner) -> bool:
+    """Whether the processes of a run are known to have ended: False for those of another machine or container."""
+    return is_gone(owner, this_process(""))
+
+
+def last_sign(
+    state: PipelineState, status: PipelineStatus | None, now: datetime, is_gone: Callable[[Owner], bool] = owner_is_gone
+) -> LastSign | None:
     """The last sign of the run that owns a pipeline; None if no run does.
 
     Args:
         state: content of `state.json`.
         status: the status that this run wrote; None if it has written none.
         now: the present time.
+        is_gone: says whether an owner's processes have ended.
     """
     if state.lease is None:
         return None
@@ -47,4 +59,6 @@ def last_sign(state: PipelineState, status: PipelineStatus | None, now: datetime
     ended = lease - state.lease.seconds if lease > state.lease.seconds else None
     overdue = status is not None and written is not None and written > SILENT_INTERVALS * status.interval
     seconds = lease if written is None else min(lease, written)
-    return LastSign(seconds=seconds, status_seconds=written, lease_ended=ended, overdue=overdue or ended is not None)
+    gone = is_gone(state.lease.owner)
+    overdue = overdue or gone or ended is not None
+    return LastSign(seconds=seconds, status_seconds=written, lease_ended=ended, gone=gone, overdue=overdue)

@@ -1,8 +1,8 @@
 """The requester's side of control requests: any process that reaches the storage can control a running pipeline.
 
 Must not know how a request is carried out. It reads ``state.json`` before it sends a request: a pipeline without an owner cannot
-answer. An owner counts as dead by the same rule as for a take-over: ``state.json`` is unchanged for a whole lease by the
-requester's own clock.
+answer. An owner counts as dead by the same rules as for a take-over: its processes, on this machine, have ended, or
+``state.json`` is unchanged for a whole lease by the requester's own clock.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import msgspec
 
+from dagster_checkpoints.control.last_sign import owner_is_gone
 from dagster_checkpoints.control.request_box import RequestBox
 from dagster_checkpoints.control.requests import (
     NO_RUNNING_PIPELINE,
@@ -321,6 +322,8 @@ class _OwnerWatch:
         if state.epoch != epoch:
             now_owned = f"the pipeline is now {describe_owner(state)}"
             return f"the run that it was sent to (epoch {epoch}) has ended, and {now_owned}. Send the request again"
+        if owner_is_gone(state.lease.owner):
+            return f"it is {describe_owner(state)}, and that run is dead: its process has ended. {describe_end(state)}"
         if state.token != self._token:
             self._token, self._changed_at = state.token, now
         elif now - self._changed_at >= state.lease.seconds:

@@ -56,7 +56,7 @@ from dagster_checkpoints.files.store import ObjectInfo, ObjectStore, PutMode, Up
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 from dagster_checkpoints.storage.origin import PipelineNameTaken, check_origin
 from dagster_checkpoints.storage.ownership import Ownership
-from dagster_checkpoints.storage.processes import mark_descendants, this_process, without_owner_mark
+from dagster_checkpoints.storage.processes import is_gone, mark_descendants, this_process, without_owner_mark
 from dagster_checkpoints.storage.renewal import LeaseRenewer
 from dagster_checkpoints.storage.savepoint_places import StoredSavepoint
 from dagster_checkpoints.storage.savepoints import SavepointDirectory, StateFileProblem
@@ -126,6 +126,7 @@ __all__ = [
     "check_origin",
     "describe_end",
     "describe_owner",
+    "is_gone",
     "mark_descendants",
     "open_store",
     "this_process",

@@ -16,7 +16,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from dagster_checkpoints.storage import CheckpointStorage, LocalStore, Owner, OwnershipLost, this_process
+from dagster_checkpoints.cli.status_view import status_as_text
+from dagster_checkpoints.control import NoRunningPipeline, PipelineControl, RequestTimedOut
+from dagster_checkpoints.storage import CheckpointStorage, LocalStore, Owner, OwnershipLost, PipelineState, this_process
 from dagster_checkpoints.storage.processes import is_gone
 
 ROOT = Path(__file__).parents[2]
@@ -159,6 +161,28 @@ def test_a_killed_owner_is_replaced_at_once(storage: CheckpointStorage, killed: 
     assert clock.now == began
     assert taken.epoch == 2 and taken.previous.newest is not None and taken.previous.newest.checkpoint_id == 7
     assert [(state.lease.owner.pid, seconds) for state, seconds in watched] == [(pid, 0.0)]
+
+
+def test_a_killed_owner_is_seen_as_dead_at_once(storage: CheckpointStorage, killed: Any, clock: Any) -> None:
+    """By requests and by what shows the state, although its lease is an hour long; not while a child process is alive."""
+    pid, child = killed("with-child")
+    control = PipelineControl(storage, asked_by="a test", monotonic=clock.monotonic, sleep=clock.sleep)
+    asked, state = control.savepoint(), storage.read_state()
+    assert state is not None and "starting" in shown(state)
+    with pytest.raises(RequestTimedOut):
+        asked.wait(5.0)
+    os.kill(child, signal.SIGKILL)
+    wait_until(lambda: is_empty(child), "it does not end")
+    began = clock.now
+    with pytest.raises(NoRunningPipeline, match=rf"process {pid}.* that run is dead: its process has ended"):
+        asked.wait(600.0)
+    assert clock.now - began < 10
+    assert "the run's process has ended, so another run may take the pipeline over" in shown(state)
+
+
+def shown(state: PipelineState) -> str:
+    """What `dagster-checkpoints status` prints in its first line."""
+    return str(status_as_text(state, None)[0])
 
 
 def test_a_killed_owner_is_replaced_when_nothing_of_it_is_left(storage: CheckpointStorage, killed: Any, clock: Any) -> None:
