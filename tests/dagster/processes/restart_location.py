@@ -1,4 +1,7 @@
-"""A code location that is restarted, with changed code, while a run of its pipeline goes on. Everything is below LIVE_ROOT."""
+"""A code location that is restarted, with changed code, while a run of its pipeline goes on, and a batch job beside it.
+
+Everything is below LIVE_ROOT.
+"""
 
 import os
 from pathlib import Path
@@ -37,6 +40,10 @@ def assets(context: dg.AssetExecutionContext, checkpoint_coordinator: Checkpoint
     yield from checkpoint_coordinator.run(pipeline, context=context)
 
 
+@dg.asset
+def nightly(): ...
+
+
 recovery = build_recovery_sensor(
     pipeline=pipeline,
     assets=assets,
@@ -59,5 +66,5 @@ defs = dg.Definitions.merge(
         minimum_interval_seconds=1,
         automation=True,
     ),
-    dg.Definitions(sensors=[recovery]),
+    dg.Definitions([nightly], jobs=[dg.define_asset_job("nightly_job", selection=[nightly])], sensors=[recovery]),
 )

@@ -1,4 +1,4 @@
-"""Webserver, daemon and code server are killed and started again, with changed code, while a run of a live pipeline goes on."""
+"""Dagster's services beside a run of a live pipeline: killed and started again, with changed code; its queue, and its retries."""
 
 from __future__ import annotations
 
@@ -22,11 +22,22 @@ run_monitoring:
   poll_interval_seconds: 1
   max_runtime_seconds: 1
 """
+QUEUED = """
+telemetry:
+  enabled: false
+concurrency:
+  runs:
+    max_concurrent_runs: 1
+run_retries:
+  enabled: true
+  max_retries: 1
+"""
 
 
 @pytest.fixture
 def services(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Services]:
-    started = Services(tmp_path, LOCATION, "restarts", getattr(request, "param", "api grpc"), MONITORED)
+    code_server, settings = getattr(request, "param", ("api grpc", MONITORED))
+    started = Services(tmp_path, LOCATION, "restarts", code_server, settings)
     try:
         started.start_all()
         yield started
@@ -94,7 +105,7 @@ def test_a_live_run_outlives_dagsters_services_and_keeps_its_code(services: Serv
     services.until(lambda: services.ended(recovered.run_id), "the recovered run ends")
 
 
-@pytest.mark.parametrize("services", ["code-server start"], indirect=True)
+@pytest.mark.parametrize("services", [("code-server start", MONITORED)], indirect=True)
 def test_a_location_that_is_reloaded_with_changed_code_leaves_the_run_alone(services: Services) -> None:
     """The old code server lives as long as its run: Dagster can still terminate that."""
     services.drop("first", range(5))
@@ -120,3 +131,28 @@ def test_a_location_that_is_reloaded_with_changed_code_leaves_the_run_alone(serv
     services.client.terminate_run(second)
     services.until(lambda: services.ended(second), "the second run ends")
     assert services.state().job.job_id == 1, "the second run has continued the job of the first"
+
+
+@pytest.mark.parametrize("services", [("api grpc", QUEUED)], indirect=True)
+def test_a_live_run_holds_its_place_in_the_queue_and_is_retried_by_dagster(services: Services) -> None:
+    services.drop("first", range(5))
+    live = services.launch()
+    services.until(lambda: services.committed() == [0, 1, 4, 9, 16], "the first rows are committed")
+    batch = services.client.submit_job_execution("nightly_job")
+    services.completes_a_checkpoint("a checkpoint beside the queued run")
+    assert services.status(batch) is dg.DagsterRunStatus.QUEUED
+
+    services.kill_worker()
+    services.until(lambda: services.status(live) is dg.DagsterRunStatus.FAILURE, "Dagster notices that the worker has died")
+    services.drop("second", range(5, 8))
+    services.until(lambda: len(services.committed()) == 8, "the rows dropped meanwhile are committed")
+    (retry,) = (run for run in services.instance.get_runs() if run.run_id not in (live, batch))
+    assert retry.parent_run_id == live and RECOVERS not in retry.tags, "Dagster retries it; the recovery sensor waits"
+    # The place was free before the retry was in the queue: the batch job, which waited, was first.
+    assert (services.status(retry.run_id), services.status(batch)) == (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.SUCCESS)
+
+    services.suspend()
+    services.until(lambda: services.status(retry.run_id) is dg.DagsterRunStatus.SUCCESS, "the retry succeeds")
+    assert services.committed() == [number * number for number in range(8)]
+    assert services.state().job.job_id == 1
+    assert [run.run_id for run in services.instance.get_runs(dg.RunsFilter(job_name="restarts_job"))] == [retry.run_id, live]
