@@ -1,7 +1,6 @@
-"""A simulated checkpoint whose chains a restore divides, or joins: the snapshots and tallies of its tasks, in parts or as one.
+"""A simulated checkpoint whose chains a restore divides: the snapshots and tallies of its tasks, in parts.
 
-The shipped rules say which parts there are, which of them become one again, and what each of them knows of event time and of its
-channels.
+The shipped rules say which parts there are, and what each of them knows of event time and of its channels.
 """
 
 from __future__ import annotations
@@ -44,57 +43,6 @@ def in_parts(metadata: Metadata, before: Shape, after: Shape, variant: int, plan
         check(spec.id in plan.tasks, "{} is a part of a chain, and is not restored", spec.id)
         states[spec.id] = _part(metadata.states[whole.id], plan.tasks[spec.id], spec, whole, ghosts[spec.id])
     return replace(metadata, variant=variant, states=states, ghosts=ghosts, finished=frozenset(finished))
-
-
-def in_one(metadata: Metadata, before: Shape, after: Shape, variant: int, plan: RestorePlan) -> Metadata:
-    """The checkpoint as if it had been taken with the joined chains.
-
-    Args:
-        metadata: the checkpoint.
-        before: the pipeline that has taken it, with stages that end their chains.
-        after: the same pipeline without these.
-        variant: index of `after` in the variants.
-        plan: the plan of the restore into `after`.
-    """
-    ran = {(stage, spec.id.index): spec.id for spec in before.tasks for stage in spec.stages}
-    states: dict[TaskId, Snapshot] = {}
-    ghosts: dict[TaskId, Ghost] = {}
-    finished = set()
-    for spec in after.tasks:
-        parts = list(dict.fromkeys(ran[stage, spec.id.index] for stage in spec.stages))
-        ghosts[spec.id] = _ghost_of_all([metadata.ghosts[part] for part in parts])
-        if metadata.finished.issuperset(parts):
-            finished.add(spec.id)
-        else:
-            states[spec.id] = _all([metadata.states[part] for part in parts], plan.tasks[spec.id], ghosts[spec.id])
-    return replace(metadata, variant=variant, states=states, ghosts=ghosts, finished=frozenset(finished))
-
-
-def _all(states: list[Snapshot], planned: TaskSnapshot, ghost: Ghost) -> Snapshot:
-    first, last = states[0], states[-1]
-    known = [channel.channel for channel in planned.channels]
-    return Snapshot(
-        after_finish=planned.end_of_data == "drain",
-        channels={name: first.channels[name] for name in known},
-        output=last.output,
-        valve=planned.valve_watermark,
-        event_time=first.event_time,
-        watermark=planned.watermark,
-        stages=tuple(stage for state in states for stage in state.stages),
-        tables=first.tables,
-        transactions=last.transactions,
-        contents=tuple(content for state in states for content in state.contents),
-        files=tuple(file for state in states for file in state.files),
-        fused=planned.fused,
-        splits=first.splits,
-        ghost=ghost,
-    )
-
-
-def _ghost_of_all(ghosts: list[Ghost]) -> Ghost:
-    first, last = ghosts[0], ghosts[-1]
-    counted = {stage: rows for ghost in ghosts for stage, rows in ghost.counted.items()}
-    return Ghost(first.read, last.sent, last.written, first.splits, counted, first.fused, first.retired)
 
 
 def _part(state: Snapshot, planned: TaskSnapshot, spec: TaskSpec, whole: TaskSpec, ghost: Ghost) -> Snapshot:

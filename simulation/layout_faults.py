@@ -1,8 +1,8 @@
-"""Deliberate faults in a restore that divides chains, or joins them."""
+"""Deliberate faults in a restore that divides chains."""
 
 from __future__ import annotations
 
-from dagster_checkpoints.state import divided_chains, joined_chains
+from dagster_checkpoints.state import divided_chains
 from simulation.injection import Fault
 
 LAYOUT_FAULTS = (
@@ -25,20 +25,6 @@ LAYOUT_FAULTS = (
         divided_chains.division_obstacle,
         'task.end_of_data == "drain"',
         "False",
-        "rescaling",
-    ),
-    Fault(
-        "chains are joined though rows are on their way between them",
-        joined_chains._task_obstacle,
-        "not isinstance(element, WatermarkAt)",
-        "False",
-        "in flight",
-    ),
-    Fault(
-        "a joined chain reads the channels of its last part",
-        joined_chains._joined_task,
-        "        first,\n",
-        "        second,\n",
         "rescaling",
     ),
 )

@@ -25,7 +25,6 @@ from dagster_checkpoints.state import (
     encode,
     ended_sources,
     fitted,
-    joined,
     recorded_chains,
     recorded_enumerators,
     recorded_stages,
@@ -34,7 +33,7 @@ from dagster_checkpoints.state import (
     with_uids,
 )
 from simulation.channels import Channel, Ghost, Snapshot, total
-from simulation.divisions import in_one, in_parts, keeps_layout
+from simulation.divisions import in_parts, keeps_layout
 from simulation.fused_task import FusedTask
 from simulation.rescalings import recorded_task, with_instances
 from simulation.shapes import Shape, StageSpec, TaskSpec, name_of
@@ -127,25 +126,13 @@ def read_restored(store: Store, location: str, shapes: Sequence[Shape], variant:
     before = shapes[metadata.variant]
     stored = encode(with_uids(as_recorded(metadata, before), before.pipeline))
     shape = shapes[variant]
-    if keeps_layout(before, shape):
-        return _joined_or_as_it_is(metadata, decode(stored, location), location, before, shape, variant)
+    if keeps_layout(before, shape):  # the user has taken a division back: the chains stay divided
+        return Restored(metadata, validate_restore(before.pipeline, fitted(before.pipeline, decode(stored, location))), location)
     plan = validate_restore(shape.pipeline, fitted(shape.pipeline, decode(stored, location)))
     if shape is not before:
         converted = in_parts if keeps_layout(shape, before) else with_instances
         metadata = converted(metadata, before, shape, variant, plan)
     return Restored(metadata, plan, location)
-
-
-def _joined_or_as_it_is(
-    metadata: Metadata, stored: CheckpointMetadata, location: str, before: Shape, after: Shape, variant: int
-) -> Restored:
-    """The restore after the user has taken a division back: the chains are joined, if all of them can be."""
-    known = fitted(after.pipeline, stored)
-    one = joined(known, after.pipeline, after.chains)
-    if one.joined and {chain.stages for chain in one.metadata.chains} == {chain.stages for chain in after.chains}:
-        plan = validate_restore(after.pipeline, known).with_joined_chains(one)
-        return Restored(in_one(metadata, before, after, variant, plan), plan, location)
-    return Restored(metadata, validate_restore(before.pipeline, fitted(before.pipeline, stored)), location)
 
 
 def as_recorded(metadata: Metadata, shape: Shape) -> CheckpointMetadata:

@@ -19,7 +19,7 @@ from simulation.scenario import random_scenario
 
 SHOWN = (
     "checkpoints", "savepoints", "stops", "crashes", "pauses", "task failures", "take-overs", "take-overs at once", "restores",
-    "rescalings", "rescalings in flight", "rescalings of ended instances", "divisions", "joins", "restarts", "finished tasks",
+    "rescalings", "rescalings in flight", "rescalings of ended instances", "divisions", "restarts", "finished tasks",
     "finishes", "records", "steps",
 )  # fmt: skip
 """The counts that are printed at the end."""

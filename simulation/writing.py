@@ -179,7 +179,6 @@ class Writer(Machine):
         restored = read_restored(self.store, location, shapes, variant)
         metadata = restored.metadata
         self.world.counts["divisions"] += bool(restored.plan.divided)
-        self.world.counts["joins"] += bool(restored.plan.joined)
         before = self.store.check_complete(location)
         recorded = shapes[before.variant]
         if recorded.instances != shapes[metadata.variant].instances:
@@ -191,7 +190,7 @@ class Writer(Machine):
             run_again = ended & restored.plan.tasks.keys() - restored.plan.after_finish
             self.world.counts["rescalings of ended instances"] += bool(run_again)
         if metadata.variant != variant and keeps_layout(shapes[metadata.variant], shapes[variant]):
-            # The user has taken the change back, and the chains cannot be joined: they stay divided.
+            # The user has taken the change back: the chains stay divided.
             variant = metadata.variant
             self.requested_start = msgspec.structs.replace(self.requested_start, variant=variant)
             self.shape = shapes[variant]

@@ -1,5 +1,5 @@
 """The content of a checkpoint. Read `metadata` (the values), `metadata_file` (their versioned form), `recording` (the record of
-a layout), `stage_names`, `stages_between`, `divided_chains` and `joined_chains` (the checkpoint as another version of the
+a layout), `stage_names`, `stages_between` and `divided_chains` (the checkpoint as another version of the
 pipeline would have it), `restore`, `chain_layout`, `inputs`, `plans` and `spark_versions` (whether it fits a pipeline and a
 Spark), then `redistribution` with `key_groups` (which instance gets which state) and `rescaling` (what else changes with the
 instances), and `claim` (who owns a savepoint)."""
@@ -30,7 +30,6 @@ from dagster_checkpoints.state.errors import (
 )
 from dagster_checkpoints.state.inputs import recorded_inputs
 from dagster_checkpoints.state.instance_matches import InstanceMatch
-from dagster_checkpoints.state.joined_chains import JoinedChain, JoinedCheckpoint, joined, missing_versions
 from dagster_checkpoints.state.key_groups import (
     HIGHEST_MAX_PARALLELISM,
     chosen_max_parallelism,
@@ -117,8 +116,6 @@ __all__ = [
     "InstanceMatch",
     "InstancesChanged",
     "InvalidMaxParallelism",
-    "JoinedChain",
-    "JoinedCheckpoint",
     "KeyedStateShare",
     "Mark",
     "MaxParallelismChanged",
@@ -168,10 +165,8 @@ __all__ = [
     "fitted",
     "in_flight_files",
     "is_supported_spark",
-    "joined",
     "key_groups_of",
     "least_watermark",
-    "missing_versions",
     "one_after_the_other",
     "owner_of",
     "partition_of",

@@ -8,7 +8,7 @@ Source: FLIP-147; Flink's VertexFinishedStateChecker and StateAssignmentOperatio
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from dagster_checkpoints.pipeline import EdgePattern, TaskId
@@ -20,7 +20,6 @@ from dagster_checkpoints.state.errors import (
     UnfinishedPredecessor,
 )
 from dagster_checkpoints.state.inputs import check_inputs, check_new_stages, check_sinks
-from dagster_checkpoints.state.joined_chains import JoinedCheckpoint
 from dagster_checkpoints.state.key_groups import check_state_partitions_kept, chosen_max_parallelism
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
@@ -59,7 +58,6 @@ class RestorePlan:
             checkpoint has to record it again.
         divided: by chain that is a part of a recorded chain, the stages of the recorded one.
         rescaled: the checkpoint for the instances that the pipeline has now, which the other attributes describe.
-        joined: by chain that is made of several recorded chains, these.
     """
 
     checkpoint_id: int
@@ -75,24 +73,10 @@ class RestorePlan:
     max_parallelism: Mapping[str, int] = field(default_factory=dict)
     divided: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rescaled: RescaledCheckpoint | None = None
-    joined: Mapping[str, tuple[ChainMetadata, ...]] = field(default_factory=dict)
 
     @property
     def next_checkpoint_id(self) -> int:
         return self.checkpoint_id + 1
-
-    def with_joined_chains(self, checkpoint: JoinedCheckpoint) -> RestorePlan:
-        """The plan of the restore from the same checkpoint with some of its chains joined.
-
-        Args:
-            checkpoint: the joined checkpoint.
-        """
-        later = {part.name for parts in checkpoint.joined.values() for part in parts[1:]}
-        whole = {chain.name: chain for chain in checkpoint.metadata.chains if chain.name in checkpoint.joined}
-        chains = (whole[c[0]].stages if c[0] in whole else c for c in self.chains if c[0] not in later)
-        tasks = {task: snapshot for task, snapshot in self.tasks.items() if task.vertex not in later}
-        tasks |= {TaskId(chain.name, index): task for chain in whole.values() for index, task in chain.tasks.items()}
-        return replace(self, chains=tuple(chains), tasks=tasks, joined=checkpoint.joined)
 
     @property
     def changes(self) -> tuple[str, ...]:

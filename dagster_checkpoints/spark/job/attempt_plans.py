@@ -22,8 +22,7 @@ from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources
 from dagster_checkpoints.spark.query.column_types import not_written
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage, stand_in
-from dagster_checkpoints.spark.query.joined_plans import QueriesStayApart, differing_state
-from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, describe, in_one, keeps_state, reads_watermarks
+from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, describe, keeps_state, reads_watermarks
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.restored_plans import check_restored_plan, recorded_sources, with_ended_sources
 from dagster_checkpoints.spark.query.routed_keys import (
@@ -46,7 +45,7 @@ from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.spark.tasks.channel_task import TaskInput
 from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.tasks.task_parts import StageInstance
-from dagster_checkpoints.state import CheckpointMetadata, InstancesChanged, RestoreError, TaskSnapshot, with_stages_now
+from dagster_checkpoints.state import CheckpointMetadata, InstancesChanged, TaskSnapshot, with_stages_now
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -122,9 +121,7 @@ class AttemptPlans:
         self._record_schema(chain, index, plan.schema)
         self.schemas.update({name: without_event_time(frame.schema) for name, frame in plan.outputs.items() if name in fused})
         described = with_ended_sources(describe(plan), self._snapshot(chain, index))
-        if self._restored is not None and chain.name in self._restored.plan.joined:
-            self._check_joined(self._restored, chain, index, plan, described)
-        elif self._restored is not None:
+        if self._restored is not None:
             check_restored_plan(
                 self._pipeline,
                 self._restored.metadata,
@@ -219,36 +216,6 @@ class AttemptPlans:
         present = [name for name in with_stages_now(stages, self._restored.metadata) if name in known]
         whole = Chain(present[0], tuple(present), chain.instances)
         return describe(self._analyse(whole, index, self.inputs(whole, index)))
-
-    def _check_joined(
-        self, restored: Restored, chain: Chain, index: int, plan: plans.QueryPlan, described: PlanDescription
-    ) -> None:
-        """Check that the recorded queries of which a chain is made keep the same state as one query.
-
-        Raises:
-            QueriesStayApart: They do not. As separate queries they may fit, or a restore refuses them.
-        """
-        separately = []
-        results = []
-        known = dict(self.schemas)
-        for part in restored.plan.joined[chain.name]:
-            alone = Chain(part.name, part.stages, chain.instances)
-            separate = self._analyse(alone, index, self.inputs(alone, index))
-            self.schemas[part.stages[-1]] = separate.schema
-            separately.append(describe(separate))
-            results.append((part.stages[-1], separate.frame))
-        self.schemas.clear()
-        self.schemas.update(known)
-        different = differing_state(plan.outputs, results)
-        if different:
-            raise QueriesStayApart(chain.name, different)
-        as_parts = in_one(separately, described.sources)
-        try:
-            check_restored_plan(
-                self._pipeline, restored.metadata, chain, index, described, as_parts, allow_changed_plan=False, log=self._log
-            )
-        except RestoreError as changed:
-            raise QueriesStayApart(chain.name, str(changed)) from changed
 
     def _snapshot(self, chain: Chain, index: int) -> TaskSnapshot | None:
         """The snapshot that a task is restored from; None without one."""

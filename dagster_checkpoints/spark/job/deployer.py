@@ -7,7 +7,7 @@ plans come from `attempt_plans`, the state from `restored_state`. It must not kn
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,12 +34,10 @@ from dagster_checkpoints.spark.files.work_folder import WorkFolder
 from dagster_checkpoints.spark.files.work_path import WorkPath
 from dagster_checkpoints.spark.job.attempt_plans import AttemptPlans
 from dagster_checkpoints.spark.job.attempt_settings import AttemptSettings
-from dagster_checkpoints.spark.job.chain_joins import ChainJoins
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.stage_instances import StageInstances
 from dagster_checkpoints.spark.job.task_sinks import SettledSink, TaskSinks
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
-from dagster_checkpoints.spark.query.joined_plans import QueriesStayApart
 from dagster_checkpoints.spark.query.plan_report import PlanReport
 from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS
 from dagster_checkpoints.spark.query.restored_plans import forgotten_sources
@@ -88,7 +86,6 @@ class Deployer:
         self._log = log
         self._breaks: frozenset[str] = frozenset()
         self._warned: set[str] = set()
-        self._joins = ChainJoins(pipeline, log)
 
     def deploy(
         self, settings: AttemptSettings, restored: Restored | None, uploader: SnapshotUploader, report: SendReport
@@ -100,14 +97,14 @@ class Deployer:
             StorageError: State cannot be fetched, or is corrupt.
         """
         while True:
-            attempt = self._attempt(settings, self._joins.restored(restored))
+            attempt = self._attempt(settings, restored)
             try:
                 deployment = attempt.build(uploader, report, self._check_canceled)
-            except (RefusedAtStage, QueriesStayApart) as refused:
+            except RefusedAtStage as refused:
                 self._refuse(refused, restored)
                 attempt.remove_folders()
             else:
-                self._joins.keep()
+                self._note_separate(restored)
                 return deployment
 
     def check(self, restored: Restored | None = None) -> PlanReport:
@@ -120,13 +117,13 @@ class Deployer:
         """
         settings = AttemptSettings(WorkFolder(Path(), Path()), number=1, token="", job_id=0, max_queued_bytes=1)
         while True:
-            attempt = self._attempt(settings, self._joins.restored(restored))
+            attempt = self._attempt(settings, restored)
             try:
                 checked = attempt.check()
-            except (RefusedAtStage, QueriesStayApart) as refused:
+            except RefusedAtStage as refused:
                 self._refuse(refused, restored)
             else:
-                checked.changes = self._joins.changes
+                checked.changes = tuple(self._separate(restored))
                 return checked
             finally:
                 attempt.discard()
@@ -135,11 +132,8 @@ class Deployer:
         chains = self._chains(restored)
         return _Attempt(self._pipeline, self._spark, self._storage, self._log, self._warned, settings, restored, chains)
 
-    def _refuse(self, refused: RefusedAtStage | QueriesStayApart, restored: Restored | None) -> None:
+    def _refuse(self, refused: RefusedAtStage, restored: Restored | None) -> None:
         """Let stages have separate queries that Spark cannot run as one; raise if the checkpoint needs one query for them."""
-        if self._joins.stay_apart(refused):
-            return
-        assert isinstance(refused, RefusedAtStage)
         if restored is not None:
             raise PlanRefusedError(
                 refused.stage,
@@ -148,6 +142,26 @@ class Deployer:
             ) from refused
         self._log.info("Stage %r begins a query of its own: %s.", refused.stage, refused.reason)
         self._breaks |= {refused.stage}
+
+    def _separate(self, restored: Restored | None) -> Iterator[str]:
+        """In words, which stages share a query in a new start, and have separate ones in the checkpoint."""
+        if restored is None:
+            return
+        new = {name: chain.name for chain in build_chains(self._pipeline, self._breaks) for name in chain.stages}
+        for head, *_ in restored.plan.chains:
+            for upstream in self._pipeline.upstream(head):
+                if new[upstream] == new[head]:
+                    yield (
+                        f"{upstream!r} and {head!r} keep separate queries, as in the checkpoint. In a new start, for example "
+                        "after a drain, they share one, which is faster."
+                    )
+
+    def _note_separate(self, restored: Restored | None) -> None:
+        """Log it once in a run."""
+        for text in self._separate(restored):
+            if text not in self._warned:
+                self._warned.add(text)
+                self._log.info("%s", text)
 
     def _chains(self, restored: Restored | None) -> tuple[Chain, ...]:
         if restored is None:
@@ -289,10 +303,7 @@ class _Attempt:
         if snapshot is not None and snapshot.query is not None and described is not None and share is None:
             assert self.restored is not None
             forgotten, streams = forgotten_sources(self.pipeline, self.restored.metadata, head, snapshot), len(described.sources)
-            if chain.name in self.restored.plan.joined:
-                self._rescaled_state.place_joined(chain, task, folder, forgotten, streams)
-            else:
-                self._rescaled_state.place_own(chain, task, snapshot.query, folder, forgotten, streams)
+            self._rescaled_state.place_own(chain, task, snapshot.query, folder, forgotten, streams)
         self.plans.load_recorded_schema(chain)
         if share is not None:
             assert plan is not None

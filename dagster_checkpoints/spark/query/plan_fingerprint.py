@@ -91,21 +91,6 @@ def describe(plan: QueryPlan) -> PlanDescription:
     return PlanDescription(operators, sources, _by_stage(stages, stage_of, planned) if planned is not None else None)
 
 
-def in_one(descriptions: Sequence[PlanDescription], sources: tuple[str, ...]) -> PlanDescription:
-    """The descriptions of several queries as that of one.
-
-    Args:
-        descriptions: The descriptions.
-        sources: The sources of the one query.
-    """
-    operators: dict[str, tuple[str, ...]] = {}
-    planned: dict[str, tuple[PlannedOperator, ...]] = {}
-    for each in descriptions:
-        operators.update(each.operators)
-        planned.update(each.planned or {})
-    return PlanDescription(operators, sources, planned if all(each.planned is not None for each in descriptions) else None)
-
-
 def keeps_state(plan: QueryPlan) -> bool:
     """Whether the query of a plan has a stateful operator, or replaces rows that it has emitted."""
     return plan.streaming and (plan.output_mode != "append" or bool(stateful_nodes(plan.frame)))

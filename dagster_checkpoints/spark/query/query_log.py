@@ -99,26 +99,6 @@ class QueryLog:
             metadata["conf"][STATE_PARTITIONS] = str(count)
             self._replace(entry, [lines[0], json.dumps(metadata), *lines[2:]])
 
-    def take_configuration(self, configuration: Mapping[str, str]) -> None:
-        """Give the query the settings of another one, whose state it gets; the query is stopped."""
-        for entry in self._entries():
-            lines = entry.read_text(encoding="utf-8").split("\n")
-            self._replace(entry, [lines[0], json.dumps({**json.loads(lines[1]), "conf": dict(configuration)}), *lines[2:]])
-
-    def begin_with_watermark(self, watermark_ms: int) -> None:
-        """Plan a batch without input under a given watermark, and record it for all later ones; the query is stopped.
-
-        Args:
-            watermark_ms: The watermark, epoch ms; not before that of the last batch.
-        """
-        batch_id = self.last_committed()
-        commit = self._commits / str(batch_id)
-        version, text, *rest = commit.read_text(encoding="utf-8").split("\n")
-        text = json.dumps({**json.loads(text), "nextBatchWatermarkMs": watermark_ms})
-        commit.write_text("\n".join([version, text, *rest]), encoding="utf-8")
-        (self._commits / f".{batch_id}.crc").unlink(missing_ok=True)
-        self.plan_batch(batch_id + 1, watermark_ms)
-
     def next_watermark(self, batch_id: int) -> int:
         """The watermark (epoch ms) that the committed batch records for the next batch."""
         lines = (self._commits / str(batch_id)).read_text(encoding="utf-8").split("\n")

@@ -78,22 +78,6 @@ class RescaledState:
         repartition_state(self._spark, where, old, new)
         before.remove()
 
-    def place_joined(self, chain: Chain, task: TaskId, folder: WorkFolder, forgotten: Sequence[int], streams: int) -> None:
-        """Make the checkpoint directory of an instance that continues the queries of several recorded chains as one.
-
-        Args:
-            chain: The chain that is made of them.
-            task: Its instance.
-            folder: The task's directory.
-            forgotten: See :meth:`place_own`.
-            streams: See :meth:`place_own`.
-
-        Raises:
-            QueriesStayApart: Their state has different settings.
-        """
-        logs = self._attempt / "joined" / chain.name / str(task.index)
-        self._state.fetch_joined(self._spark, chain, task.index, logs, folder, forgotten, streams)
-
     def place(self, chain: Chain, task: TaskId, key: RoutedKey, folder: WorkFolder) -> QuerySnapshot:
         """Make the checkpoint directory of an instance that gets state of other instances. Returns the query that it continues.
 

@@ -21,7 +21,6 @@ from dagster_checkpoints.spark.files.work_path import WorkPath, place
 from dagster_checkpoints.spark.query.query_log import STATE_CODEC, QueryLog
 from dagster_checkpoints.spark.query.routed_keys import RoutedKey
 from dagster_checkpoints.spark.snapshots.empty_versions import write_empty_versions
-from dagster_checkpoints.spark.snapshots.joined_queries import RecordedLog, continue_as_one, joined_configuration
 from dagster_checkpoints.spark.snapshots.moved_partitions import MovedPartitions, are_moved_whole, moved_partitions
 from dagster_checkpoints.spark.snapshots.moved_state import MovedState, StateMove
 from dagster_checkpoints.spark.snapshots.query_files import is_state_of_version
@@ -36,7 +35,6 @@ from dagster_checkpoints.state import (
     StageInstanceSnapshot,
     StateFile,
     TaskSnapshot,
-    missing_versions,
     redistribute_operator_states,
 )
 from dagster_checkpoints.storage import CheckpointStorage, SavepointDirectory
@@ -266,49 +264,6 @@ class RestoredState:
         self.fetch_query(query, before)
         self.fetch_query(_without_state(query), folder, forgotten, streams, number)
         return _state_in(before, query), _state_in(folder, query)
-
-    def fetch_joined(
-        self,
-        spark: SparkSession,
-        chain: Chain,
-        index: int,
-        logs: WorkFolder,
-        folder: WorkFolder,
-        forgotten: Sequence[int],
-        streams: int,
-    ) -> None:
-        """Make the checkpoint directory of an instance from the queries of several recorded chains.
-
-        Args:
-            spark: The session, which writes the versions without a change.
-            chain: The chain that is made of them.
-            index: The index of its instance.
-            logs: A new directory, for the logs of these queries.
-            folder: The task's directory.
-            forgotten: See :meth:`fetch_query`.
-            streams: See :meth:`fetch_query`.
-
-        Raises:
-            QueriesStayApart: Their state has different settings.
-        """
-        assert self._restored is not None
-        query = self._continued(TaskId(chain.name, index))
-        recorded = [part.tasks[index].query for part in self._restored.plan.joined[chain.name]]
-        held = [self._fetch_log(each, logs / str(number)) for number, each in enumerate(recorded) if each is not None]
-        configuration = joined_configuration(chain.name, held, self._state_partitions)
-        self.fetch_query(query, folder, forgotten, streams)
-        target = folder / "checkpoint"
-        continue_as_one(QueryLog(target.work), held, configuration)
-        missing = missing_versions(query)
-        if missing:
-            write_empty_versions(spark, [target.scratch / path for path in missing], configuration[STATE_CODEC])
-            place(target.scratch, target.work)
-        logs.remove()
-
-    def _fetch_log(self, query: QuerySnapshot, folder: WorkFolder) -> RecordedLog:
-        """The logs of a query, without its state."""
-        self.fetch([file for file in query.files if file.path.startswith(("offsets/", "commits/"))], folder.scratch)
-        return RecordedLog(QueryLog(folder.scratch), query.batch_id, any(is_state_of_version(file.path) for file in query.files))
 
     def where(self, chain: Chain) -> str:
         """The stage and the checkpoint, for the text of errors."""

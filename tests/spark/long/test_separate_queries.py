@@ -1,4 +1,4 @@
-"""Queries that were separate in a checkpoint, and go on as one after a restore: exact rows, and nothing new is read again."""
+"""Queries that were separate in a checkpoint, and share one in a new start: a restore keeps them, with exact rows."""
 
 from __future__ import annotations
 
@@ -14,21 +14,15 @@ from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, stage, unb
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted
 from dagster_checkpoints.spark.job.plan_check import check_plans
 from dagster_checkpoints.spark.job.restoring import read_restored
-from dagster_checkpoints.spark.session.spark_session import ROCKSDB
 
 ROWS = "k string, ts timestamp, v long"
-PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
-
-
 Kind = Literal["one source", "behind channels", "fused sources"]
-_ROWS_PART, _LAST = (("plain",), ("fresh",)), (("tens",), ("halves",))
-PARTS = {
-    "one source": (("live",), *_ROWS_PART, *_LAST),
-    "behind channels": (*_ROWS_PART, *_LAST),
-    "fused sources": (("live", "spare", "plain", "fresh"), ("tens", "halves")),
+APART = {
+    "one source": ("live plain", "plain fresh", "fresh tens", "tens halves"),
+    "behind channels": ("plain fresh", "fresh tens", "tens halves"),
+    "fused sources": ("fresh tens",),
 }
-"""The queries of the first run that are joined."""
+"""The stages, by pairs, between which the first run has another query, and a new start has not."""
 
 
 class Stages:
@@ -38,7 +32,7 @@ class Stages:
         self.lab = lab
         self.kind = kind
 
-    def pipeline(self, *, separate: bool = False, exchanged: bool = False) -> Pipeline:
+    def pipeline(self, *, separate: bool = False) -> Pipeline:
         """The pipeline: each stage with a query of its own, or `fresh` with a reader, if it is `separate`."""
         lab = self.lab
 
@@ -70,7 +64,6 @@ class Stages:
 
         @stage(sink=lab.sink("halves"))
         def halves(tens):
-            tens = tens.select("ts", "key", "v", "n") if exchanged else tens
             summed = tens.groupBy(F.window("ts", "30 minutes"), "key").agg(F.sum("n").alias("n"), F.sum("v").alias("v"))
             return summed.select(F.col("window.start").alias("start"), "key", "n", "v")
 
@@ -79,7 +72,7 @@ class Stages:
         plain = Plain("plain", inputs={source.name: StageInput(fuse=fused) for source in sources})
         readers = (late,) if fused and separate else ()
         chaining = fused or not separate
-        return Pipeline("joined", [*sources, plain, fresh, tens, halves, *readers], chaining=chaining)
+        return Pipeline("separate", [*sources, plain, fresh, tens, halves, *readers], chaining=chaining)
 
     def put(self, minutes: range) -> None:
         """Add files of half an hour each, whose values overlap with those that were put before."""
@@ -108,42 +101,27 @@ def planned(lab: Any, pipeline: Pipeline) -> tuple[str, ...]:
     return report.changes
 
 
-@pytest.mark.parametrize(
-    ("kind", "provider"),
-    [("one source", ROCKSDB), ("behind channels", HDFS), ("fused sources", ROCKSDB)],
-    ids=["one source, RocksDB", "behind channels, HDFS", "fused sources, whose reader was divided"],
-)
-def test_separate_queries_are_joined_with_their_state(lab: Any, kind: Kind, provider: str) -> None:
+@pytest.mark.parametrize("kind", APART)
+def test_separate_queries_stay_so_until_a_new_start(lab: Any, kind: Kind) -> None:
     """Of four queries in a row: two without state, in between and in front, and three operators in the others."""
     flow = Stages(lab, kind)
     flow.put(range(85))
-    lab.spark.conf.set(PROVIDER, provider)
-    try:
-        first = lab.start(flow.pipeline(separate=True), interval=0.5)
-        parts = PARTS[kind]
-        assert set(parts) <= set(first.chains)
-        first.wait_for(CheckpointDone, lambda done: done.stages["halves"].rows == 4)
-        first.done("stop", drain=False)
-        first.finished()
-    finally:
-        lab.spark.conf.set(PROVIDER, ROCKSDB)
+    first = lab.start(flow.pipeline(separate=True), interval=0.5)
+    first.wait_for(CheckpointDone, lambda done: done.stages["halves"].rows == 4)
+    first.done("stop", drain=False)
+    first.finished()
     lines = planned(lab, flow.pipeline())
-    assert lines == (f"The queries of {' and '.join(map(' -> '.join, parts))} become one, with their state.",)
-    # What `halves` selects of the results of `tens` is not moved into the state of `tens`: the rows in between are counted.
-    assert planned(lab, flow.pipeline(exchanged=True)) == lines
+    pairs = [line.partition(" keep separate queries, as in the checkpoint.")[0] for line in lines]
+    assert pairs == [" and ".join(map(repr, pair.split())) for pair in APART[kind]]
 
-    flow.put(range(80, 130))  # 80 to 84 are known
+    flow.put(range(80, 160))  # 80 to 84 are known
     second = lab.start(flow.pipeline(), interval=0.5, allow_non_restored_state=True)
     started = second.wait_for(JobStarted)
     assert started.restored_checkpoint is not None
-    assert tuple(name for part in parts for name in part) in started.chains
-    second.wait_until(lambda: lab.count("halves") == 8)
-    second.cancel()  # the rows were committed by a checkpoint of the joined query
-    assert second.result().status == "CANCELED"
-    flow.put(range(125, 160))
-    third = lab.start(flow.pipeline(separate=kind != "fused sources"), interval=0.5)
-    assert set(third.wait_for(JobStarted).chains) == set(started.chains), "the checkpoint has one query"
-    third.wait_until(lambda: lab.count("halves") == 10)
-    third.drain()
-    third.finished()
+    assert set(started.chains) == set(first.chains) - {("late",)}
+    second.wait_until(lambda: lab.count("halves") == 10)
+    second.drain()
+    second.finished()
     assert [row[1:] for row in sorted(lab.committed("halves"))] == [row[1:] for row in flow.expected(160)]
+    new = {name: chain.name for chain in check_plans(flow.pipeline(), lab.spark).chains for name in chain.stages}
+    assert all(new[one] == new[other] for one, other in map(str.split, APART[kind]))
