@@ -97,7 +97,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.app.name": "tests",
             "spark.sql.shuffle.partitions": 2,
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-        }
+        },
+        share_classes=True,
     )
     yield session
     session.stop()

@@ -2,7 +2,7 @@
 
 A model job of two instances processes numbered rows, takes checkpoints and savepoints, aborts, commits late, crashes in the
 middle of any change of the file system, and is restored from any of its savepoints. A row's number is the instance's position
-in its input, so the rows of a checkpoint are 0 … position-1, on every branch.
+in its input, so the rows of a checkpoint are 0 … position-1, on every branch. `long/test_many_sink_histories.py` searches longer.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Disk:
 
         def counting(*arguments: Any, **keywords: Any) -> Any:
             self.spend()
-            result = real(*arguments, **keywords)
+            result = None if name == "fsync" else real(*arguments, **keywords)  # the machine does not crash
             if module is DeltaTable:
                 self.spend()
             return result
@@ -288,7 +288,7 @@ class Histories(RuleBasedStateMachine):
 
 
 Histories.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=70, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestHistories = Histories.TestCase
 

@@ -68,6 +68,9 @@ DEFAULTS: Mapping[str, str] = {
     "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
     "spark.sql.streaming.stateStore.maintenanceInterval": "30s",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Spark's files of queries without Hadoop's checksum files beside them: Hadoop has no native code here, and starts a process
+    # `readlink` or `chmod` several times for each file of a micro-batch. A checkpoint has its own checksums.
+    "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
 }
 
 

@@ -421,7 +421,7 @@ def main() -> None:
         made,
         storage=CheckpointStorage(store, "crashing"),
         options=options,
-        session=lambda: build_session(settings.spark),
+        session=lambda: build_session(settings.spark, share_classes=True),
         on_event=lambda event: recorder.say(type(event).__name__, **asdict(event)),
         run_id=settings.run_id,
     )
