@@ -185,6 +185,7 @@ def test_the_scaffolded_component_loads(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 PIPELINE = """
+import dagster as dg
 from dagster_checkpoints import DagsterStageTranslator, ParquetSink, Pipeline, unbounded_source
 from dagster_checkpoints.sensors import live_lag_zero
 
@@ -200,6 +201,14 @@ quiet = live_lag_zero()
 
 def many(rows):
     return rows["source"] > 1000
+
+@dg.template_var
+def seconds():
+    return 45
+
+@dg.template_var
+def team():
+    return {"team": "sales"}
 """
 
 
@@ -210,6 +219,7 @@ def loaded() -> Iterator[Callable[..., dg.Definitions]]:
 
         def load(**attributes: Any) -> dg.Definitions:
             contents = {"type": COMPONENT, "attributes": {"pipeline": ".pipeline.shop", **attributes}}
+            contents["template_vars_module"] = ".pipeline"
             folder = sandbox.scaffold_component(
                 component_cls=CheckpointedPipelineComponent, defs_path="shop", defs_yaml_contents=contents
             )
@@ -230,6 +240,12 @@ def test_the_attributes_of_a_component_are_the_arguments_of_the_call() -> None:
         for each in dataclasses.fields(CheckpointedPipelineComponent)
     }
     assert list(attributes.items()) == list(arguments.items())
+
+
+def test_the_attributes_of_a_component_may_be_templates(loaded: Callable[..., dg.Definitions]) -> None:
+    defs = loaded(coordinator={"interval": "{{ seconds }}"}, tags="{{ team }}")
+    assert defs.resources is not None and defs.resources["checkpoint_coordinator"].interval == 45
+    assert defs.resolve_asset_graph().get(dg.AssetKey("source")).tags["team"] == "sales"
 
 
 def test_the_attributes_of_a_component(loaded: Callable[..., dg.Definitions], monkeypatch: pytest.MonkeyPatch) -> None:
