@@ -293,6 +293,7 @@ DAGSTERS = {
     "post_processing",
     "run_monitoring",
     "run_retries",
+    "template_vars_module",
 }
 """Packages, and settings in dagster.yaml, which test_the_run_monitoring_that_is_shown tries."""
 OF_LAUNCHERS = {
