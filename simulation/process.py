@@ -173,7 +173,7 @@ class Process(Writer):
         yield from self._read()
         if is_job_over(previous) and previous.newest is not None:
             self.dirty = True  # recording its end failed: its files are swept once the state no longer names the newest
-        options = start_options(self.store, self.owner, self.requested_start, copies=self.number)
+        options = start_options(self)
         unlisted = self.owner.unlisted
         steps: Steps[StartPoint] = choose_start(previous, self.owner.retained, options, "the store", unlisted=unlisted)
         self._start = start = drive(steps, self.perform)
