@@ -107,6 +107,7 @@ class World:
     def process_ended(self, process: Process) -> None:
         """A process has ended without a crash."""
         self.active.remove(process)
+        check(not (process.epoch and process.unanswered), "{} were never answered", process.unanswered)
         if process.status == "FINISHED":
             self.counts["finishes"] += 1
             self.counts["stops"] += process.job.requests.stopped is not None
@@ -211,7 +212,6 @@ class World:
             check(found == expected, f"{what}: {describe(found)} are committed, {describe(expected)} were written")
 
     def _check_finished(self, process: Process) -> None:
-        check(not process.unanswered, "{} were never answered", process.unanswered)
         if process.superseded:
             return  # another owner may have committed more by now
         if process.ended_by == "suspend":
