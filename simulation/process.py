@@ -339,7 +339,8 @@ class Process(Writer):
         number = world.requests_sent
         world.requests_sent += 1
         request = Request(f"r{number}", _REQUESTS.get(kind, kind), seconds, kind == "drain", bounded, name_of(stage))
-        if world.calm:
+        # A task whose notice was lost is taken for just ending until the timeout, and a stop waits for it.
+        if world.calm and (self.config.timeout < seconds or not world.counts["lost notices"]):
             self.fair[request.request_id] = world.now + seconds
         for requester in (2 * number, 2 * number + 1) if number % 3 == 0 else (2 * number,):
             self.queue.append(RequestReceived(request, requester, world.now))
