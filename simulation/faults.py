@@ -43,6 +43,7 @@ from dagster_checkpoints.state import (
 from simulation.burst_faults import BURST_FAULTS
 from simulation.injection import Fault, injected
 from simulation.layout_faults import LAYOUT_FAULTS
+from simulation.liveness_faults import LIVENESS_FAULTS
 from simulation.rescaling_faults import RESCALING_FAULTS
 from simulation.running import Outcome, run
 from simulation.scenario import random_scenario
@@ -238,6 +239,7 @@ FAULTS = (
     Fault("the end of a finished producer is not sent again", first_elements, "if producer_finished", "if False"),
     *BURST_FAULTS,
     *LAYOUT_FAULTS,
+    *LIVENESS_FAULTS,
     *RESCALING_FAULTS,
     SINK_FAULTS[0],
     # Fused sources

@@ -80,13 +80,15 @@ class Machine(Performer, ABC):
         end_requested: whether a user has ended all sources.
         sent_reports: the last acknowledgements and declines; each may be delivered a second time.
         unanswered: by requester number, the request that has no answer yet.
+        fair: by checkpoint and by name of a request, when it would expire: those that were triggered or made since the world is
+            calm. No fault happens, and time passes only when nothing else can happen, so none of them does.
     """
 
     # Slots, because a dictionary of more than 30 attributes is slow.
     __slots__ = (
         "_due", "_kept", "_last_id", "_loss_reported", "_savepoints", "_start", "attempt",
         "completed", "config", "crashed", "dirty", "discoveries", "end_requested", "ended", "ended_by", "ended_sources",
-        "epoch", "ghosts", "io", "io_thread", "job", "job_id", "knows_event_time", "lineage", "main", "names", "number",
+        "epoch", "fair", "ghosts", "io", "io_thread", "job", "job_id", "knows_event_time", "lineage", "main", "names", "number",
         "paused", "queue", "requested_start", "restarted", "restored", "running", "scenario", "sent_reports", "shape",
         "shut_down", "slow", "status", "tasks", "unanswered", "uploads", "world",
     )  # fmt: skip
@@ -120,6 +122,7 @@ class Machine(Performer, ABC):
         self.ended_sources: frozenset[tuple[str, str]] = frozenset()
         self.sent_reports: deque[TaskReport] = deque(maxlen=6)
         self.unanswered: dict[int, Request] = {}
+        self.fair: dict[int | str, float] = {}
         self.restored: Restored | None = None
         self.restarted: Set[str] = frozenset()
         self.names = SharedNames(lambda: self.epoch)

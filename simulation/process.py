@@ -139,6 +139,8 @@ class Process(Writer):
         if properties.is_savepoint:
             self._savepoints[checkpoint_id] = f"savepoints/savepoint-{checkpoint_id}-{self.epoch}"
         self.world.counts["stops begun"] += properties.stops_job
+        if self.world.calm:
+            self.fair[checkpoint_id] = self.world.now + self.config.timeout
 
     def _completed(self, action: coordination.CheckpointCompleted) -> None:
         self.completed += not action.checkpoint.is_savepoint
@@ -147,9 +149,15 @@ class Process(Writer):
     def _failed(self, action: coordination.CheckpointFailed) -> None:
         checkpoint_id, reason = action.checkpoint_id, action.reason
         self.count(f"failed: {reason.name}")
+        self._check_fair(checkpoint_id, reason, action.message)
         if checkpoint_id is not None and checkpoint_id in self._savepoints:
             check(reason is not FailureReason.CHECKPOINT_SUBSUMED, "savepoint {} was subsumed", checkpoint_id)
             self.io.append(self.discard_savepoint(checkpoint_id))
+
+    def _check_fair(self, what: int | str | None, reason: FailureReason | None, message: str) -> None:
+        """Nothing expires where no fault happens. A checkpoint may be aborted sooner, with a request from before."""
+        if reason is FailureReason.CHECKPOINT_EXPIRED and what in self.fair:
+            check(self.world.now < self.fair[what], "{} has expired, and nothing had failed: {}", what, message)
 
     def _discard(self, action: coordination.DiscardCheckpoint) -> None:
         """A running job keeps its newest checkpoint, or a crash would make it start from scratch. Passed-over ones are kept until
@@ -173,7 +181,7 @@ class Process(Writer):
         yield from self._read()
         if is_job_over(previous) and previous.newest is not None:
             self.dirty = True  # recording its end failed: its files are swept once the state no longer names the newest
-        options = start_options(self.store, self.owner, self.requested_start, copies=self.number)
+        options = start_options(self)
         unlisted = self.owner.unlisted
         steps: Steps[StartPoint] = choose_start(previous, self.owner.retained, options, "the store", unlisted=unlisted)
         self._start = start = drive(steps, self.perform)
@@ -331,6 +339,9 @@ class Process(Writer):
         number = world.requests_sent
         world.requests_sent += 1
         request = Request(f"r{number}", _REQUESTS.get(kind, kind), seconds, kind == "drain", bounded, name_of(stage))
+        # A task whose notice was lost is taken for just ending until the timeout, and a stop waits for it.
+        if world.calm and (self.config.timeout < seconds or not world.counts["lost notices"]):
+            self.fair[request.request_id] = world.now + seconds
         for requester in (2 * number, 2 * number + 1) if number % 3 == 0 else (2 * number,):
             self.queue.append(RequestReceived(request, requester, world.now))
             self.unanswered[requester] = request
@@ -344,6 +355,12 @@ class Process(Writer):
         return True
 
     def _answer(self, action: AnswerRequest) -> None:
+        self._check_fair(action.request_id, action.reason, action.message)
+        # A stop that the job asks for itself has no requester.
+        if self.running and (not action.requesters or self.unanswered[action.requesters[0]].kind == "stop"):
+            check(
+                action.reason not in _TASK_ENDED, "stop {} fails because a task has ended: {}", action.request_id, action.message
+            )
         for requester in action.requesters:
             request = self.unanswered.pop(requester, None)
             if request is None or request.request_id != action.request_id:
@@ -390,6 +407,8 @@ class Process(Writer):
 
 _REQUESTS: dict[str, Any] = {"suspend": "stop", "drain": "stop"}
 """The kinds of users' requests that have another name in a control request."""
+_TASK_ENDED = {FailureReason.CHECKPOINT_DECLINED_TASK_CLOSING, FailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING}
+"""Why a checkpoint fails when a task comes to its own end."""
 _PERFORM: dict[type[object], Callable[[Process, Any], Steps[Any] | None]] = {
     # Actions that take steps: the result is an event, except for the release, which is the last action
     do.Deploy: Process._deploy,

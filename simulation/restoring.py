@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dagster_checkpoints.execution import start_point
-from dagster_checkpoints.execution.ownership import OwnershipSteps
 from dagster_checkpoints.execution.restored_channels import first_elements
 from dagster_checkpoints.execution.start_point import NothingToRestoreError
 from dagster_checkpoints.pipeline import TaskId
@@ -85,20 +84,21 @@ StartPoint = start_point.StartPoint[Restored]
 RestorableCheckpoint = start_point.RestorableCheckpoint[Restored]
 
 
-def start_options(store: Store, owner: OwnershipSteps, requested: RequestedStart, copies: int) -> RequestedStart:
-    """The request, with the location of the checkpoint or savepoint that it stands for.
+def start_options(process: Process) -> RequestedStart:
+    """The request of a process, with the location of the checkpoint or savepoint that it stands for.
 
     Raises:
         NothingToRestoreError: the requested checkpoint or savepoint does not exist.
     """
+    requested, store = process.requested_start, process.store
     restore_from = requested.restore_from
     if restore_from in ("retained", "savepoint"):
-        found = _retained(store, owner) if restore_from == "retained" else _savepoints(store)
+        found = _retained(process) if restore_from == "retained" else _savepoints(store)
         if requested.which >= len(found):
             raise NothingToRestoreError("storage holds fewer of them")
         restore_from = found[requested.which]
     if requested.copied:
-        restore_from = store.copy_savepoint(restore_from, copies)
+        restore_from = store.copy_savepoint(restore_from, process.number)
     return msgspec.structs.replace(requested, restore_from=restore_from)
 
 
@@ -109,15 +109,17 @@ def _savepoints(store: Store) -> list[str]:
     return [at for at in own if (found := store.metadata(at)) and (at in store.reported or not store.missing_files(at, found))]
 
 
-def _retained(store: Store, owner: OwnershipSteps) -> list[str]:
+def _retained(process: Process) -> list[str]:
     """The retained checkpoints that a user may restore, newest first; after a loss of the state, all that there are."""
+    store, owner = process.store, process.owner
     if owner.unlisted.checkpoints:
         return [each.location for each in owner.unlisted.newest_first]
     # A deleted one may still be listed if a process crashed in between.
-    retained = [p for p in owner.retained if store.metadata(p.location) is not None]
-    newest, job_id = owner.previous.newest, owner.previous.job.job_id
-    # Checkpoints after the newest, or of an earlier job, have lost their uncommitted transactions.
-    return [p.location for p in retained if p.job_id == job_id and (newest is None or p.checkpoint_id <= newest.checkpoint_id)]
+    retained = [p for p in owner.retained if p.job_id == owner.previous.job.job_id and store.metadata(p.location) is not None]
+    newest = owner.previous.newest.checkpoint_id if owner.previous.newest is not None else 0
+    # Sinks may have discarded the transactions of one that was passed over, and refuse it then.
+    lost = [bool(process.world.lost_transactions(store.check_complete(p.location))) for p in retained]
+    return [p.location for p, gone in zip(retained, lost, strict=True) if p.checkpoint_id <= newest or not gone]
 
 
 def read_restored(store: Store, location: str, shapes: Sequence[Shape], variant: int) -> Restored:

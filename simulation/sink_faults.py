@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dagster_checkpoints.execution import state_changes
 from dagster_checkpoints.sinks.branches import Branches
 from dagster_checkpoints.sinks.engine import SinkLife
 from dagster_checkpoints.sinks.ledger import JobLedger, SinkOwner
@@ -76,5 +77,18 @@ SINK_FAULTS = (
         SinkLife._finish,
         "ledger.with_job(unfinished.job, unfinished.after)",
         "ledger",
+    ),
+    # What storage says of the checkpoints behind the one that a run goes back to
+    Fault(
+        "a checkpoint that was passed over is restored after its transactions were discarded",
+        state_changes.completed,
+        "old.checkpoint_id > newest",
+        "False",
+    ),
+    Fault(
+        "rows that were taken back are missing when the latest checkpoint is restored after all",
+        state_changes.begun,
+        "resume and restored.checkpoint_id < state.highest_checkpoint_id",
+        "False",
     ),
 )

@@ -16,9 +16,13 @@ from itertools import count
 
 import msgspec
 
+from dagster_checkpoints.execution import state_changes
+from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN
+from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, PipelineState
 from dagster_checkpoints.sinks.ledger import Ledger, Staged
 from simulation.injection import Fault, injected
 from simulation.sinks import SinkSystem, TaskFailure, TaskSink
+from simulation.storage import LONG_AGO
 from simulation.violations import Violation, check
 
 _STEPS = 40
@@ -34,6 +38,17 @@ class Point(msgspec.Struct, frozen=True, eq=False):
     transactions: tuple[Staged, ...]
     rows: tuple[int, ...]
     is_savepoint: bool
+
+    @property
+    def pointer(self) -> CheckpointPointer:
+        return CheckpointPointer(
+            checkpoint_id=self.checkpoint,
+            location=f"{self.job}/{self.checkpoint}",
+            kind="savepoint" if self.is_savepoint else "checkpoint",
+            epoch=1,
+            job_id=self.job,
+            completed_at=LONG_AGO,
+        )
 
 
 class Run:
@@ -60,8 +75,9 @@ class History:
         seed: decides everything.
 
     Attributes:
+        state: what storage says of the jobs, by the shipped rules.
         points: the completed checkpoints that can be restored, oldest first.
-        ids: by job, the largest id of a completed checkpoint.
+        highest_id: the largest id that the present run does not give to a checkpoint.
         older: runs whose owner was replaced, and that do not know it.
         written_by: by row, the job that has written it.
     """
@@ -71,7 +87,8 @@ class History:
         self.system = SinkSystem(0, stepped=bool(seed % 2))
         self.written_by: list[int] = []
         self.points: list[Point] = []
-        self.ids: dict[int, int] = {}
+        self.state = PipelineState(pipeline="simulated", epoch=0, token="")
+        self.highest_id = 0
         self.job = 0
         self.epoch = 1
         self.older: list[Run] = []
@@ -90,8 +107,8 @@ class History:
             self._complete(run)
         elif what == "crash":
             self.run = self._begin(self._newest())
-        elif what == "go back" and self.points:
-            self.run = self._begin(chance.choice(self.points))
+        elif what == "go back" and (points := self._restorable()):
+            self.run = self._begin(chance.choice(points))
         elif what == "older acts" and self.older:
             self._older_acts(chance.choice(self.older))
         elif what == "new job":
@@ -101,7 +118,7 @@ class History:
         """Write rows, or none, and take a checkpoint or a savepoint."""
         for _ in range(self.chance.choice((0, 1, 2, 3))):
             run.rows.append(self._row(run))
-        number = run.last_id = max(run.last_id, self.ids.get(run.job, 0)) + 1
+        number = run.last_id = max(run.last_id, self.highest_id) + 1
         is_savepoint = self.chance.random() < 0.4
         with self._restarting():
             transactions = run.sink.pre_commit(number, is_savepoint)
@@ -120,8 +137,9 @@ class History:
         point = run.taken.pop(0)
         if self.chance.random() < 0.2:
             return
-        self.points.append(point)
-        self.ids[run.job] = point.checkpoint
+        self.state = state_changes.completed(self.state, point.pointer)
+        self.points = [each for each in self.points if each.is_savepoint or each.pointer in self.state.retained] + [point]
+        self.highest_id = point.checkpoint
         run.sink.stop_after = self._stop()
         with self._restarting():
             run.sink.commit_up_to(point.checkpoint)
@@ -135,7 +153,7 @@ class History:
         with suppress(TaskFailure):
             if self.chance.random() < 0.5:
                 self._row(run)
-                run.sink.pre_commit(max(run.last_id, self.ids.get(run.job, 0)) + 1)
+                run.sink.pre_commit(max(run.last_id, self.highest_id) + 1)
             run.sink.commit_up_to(None)
         after = (self.system.visible, self.system.hidden, self.system.ledgers)
         check(before == after, "an older owner has changed {} to {}", before, after)
@@ -145,27 +163,33 @@ class History:
         chance = self.chance
         self.job += new_job or (point is not None and point.job != self.job)
         replace = point is None and chance.random() < 0.5
-        # The transactions of other checkpoints, which are not savepoints, are discarded; the rows of other jobs may be.
-        self.points = [
-            each
-            for each in self.points
-            if (each.is_savepoint and not replace)
-            or each is point
-            or (point is not None and each.job == self.job == point.job and each.checkpoint <= point.checkpoint)
-        ]
+        own = point is not None and point.job == self.job
+        self.highest_id = self.state.highest_checkpoint_id if own else 0 if point is None else point.checkpoint
+        pointer = None if point is None else point.pointer
+        self.state = state_changes.begun(
+            self.state,
+            resume=not new_job and (own or point is None),
+            restored=pointer,
+            at=LONG_AGO,
+            named=True,
+            origin=UNKNOWN_ORIGIN,
+        )
+        later = point is not None and self.state.highest_checkpoint_id > point.checkpoint
         while True:
             if self.run is not None and chance.random() < 0.5:
                 self.older.append(self.run)
                 self.older = self.older[-2:]
                 self.epoch += 1
             texts = None if point is None else point.transactions
-            own = point is not None and point.job == self.job
-            sink = TaskSink(
-                self.system, self.job, 0, 1, self.epoch, texts, point.checkpoint if own and point else None, replace=replace
-            )
+            after = point.checkpoint if point is not None and own and later else None
+            sink = TaskSink(self.system, self.job, 0, 1, self.epoch, texts, after, replace=replace)
             run = Run(sink, self.job, point.rows if point is not None else ())
             if self._opened(sink):
                 break
+        # The transactions of other checkpoints, which are not savepoints, are discarded; the rows of other jobs may be.
+        self.points = [
+            each for each in self.points if (each.is_savepoint and not replace) or each is point or (own and each.job == self.job)
+        ]
         if point is not None and own:
             self._check_shows(run, point)
         elif replace:
@@ -192,7 +216,14 @@ class History:
         return self.chance.randrange(_CALLS) if self.chance.random() < 0.3 else None
 
     def _newest(self) -> Point | None:
-        return next((point for point in reversed(self.points) if point.job == self.job), None)
+        newest = self.state.newest
+        return next((point for point in self.points if newest is not None and point.pointer == newest), None)
+
+    def _restorable(self) -> list[Point]:
+        """The points that a user can restore: sinks may have discarded the transactions of a checkpoint that was passed over."""
+        newest = self.state.newest.checkpoint_id if self.state.newest is not None else 0
+        lost = [any(map(self.system.has_lost, point.transactions)) for point in self.points]
+        return [p for p, gone in zip(self.points, lost, strict=True) if p.is_savepoint or p.checkpoint <= newest or not gone]
 
     @contextmanager
     def _restarting(self) -> Iterator[None]:
@@ -201,7 +232,7 @@ class History:
             yield
         except TaskFailure:
             self.counts["stopped while committing"] += 1
-            points: list[Point | None] = [*self.points] or [None]
+            points: list[Point | None] = [*self._restorable()] or [None]
             newest = self.chance.random() < 0.6
             self.run = self._begin(self._newest() if newest else self.chance.choice(points))
 

@@ -63,6 +63,10 @@ class SinkSystem:
                     found += rows
         return found
 
+    def has_lost(self, staged: Staged) -> bool:
+        """Whether a transaction is neither staged nor committed."""
+        return staged.name not in self.staged and staged.commit not in self.visible and staged.commit not in self.hidden
+
     def _branches(self, commit: Commit) -> Any:
         return self.ledgers[commit.index].job(commit.job).branches
 

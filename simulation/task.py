@@ -19,7 +19,7 @@ from dagster_checkpoints.execution.messages import TaskMessage
 from simulation.channels import Channel, Snapshot, mix, rows_of
 from simulation.sinks import TaskFailure
 from simulation.task_data import TaskData
-from simulation.violations import check
+from simulation.violations import Violation, check
 
 if TYPE_CHECKING:
     from simulation.process import Process
@@ -33,7 +33,7 @@ class Task(TaskData):
     """The control side of a task; its data side is `TaskData`."""
 
     __slots__ = (
-        "aborted", "asynchronous", "completed", "gate_moved", "mailbox", "opened", "pinned", "planned",
+        "aborted", "asynchronous", "awaited", "completed", "ends_with", "gate_moved", "mailbox", "opened", "pinned", "planned",
     )  # fmt: skip
 
     def __init__(self, process: Process, number: int, channels: Sequence[Channel], restored: Snapshot | None) -> None:
@@ -44,6 +44,10 @@ class Task(TaskData):
         self.completed = 0
         self.aborted: set[int] = set()
         """Checkpoints of whose abort the task was notified."""
+        self.awaited: set[int] = set()
+        """Snapshots with which the task cannot end, and of whose outcome it was not notified."""
+        self.ends_with: set[int] = set()
+        """Snapshots that were taken after finish, of checkpoints that commit."""
         self.pinned: dict[int, Snapshot] = {}
         self.opened = on.OpenTo({}, None)
         self.gate_moved = False
@@ -293,11 +297,18 @@ class Task(TaskData):
         if type(message) is life.CheckpointCompletedNotice:
             check(message.checkpoint_id > self.completed, "{} is notified of {} after {}", self.id, message, self.completed)
             self.completed = message.checkpoint_id
+            self.awaited.discard(message.checkpoint_id)
+        elif type(message) is life.SavepointCompletedNotice:
+            self.awaited.discard(message.checkpoint_id)
         elif type(message) is life.CheckpointAbortedNotice:
             self.aborted.add(message.checkpoint_id)
+            self.awaited.discard(message.checkpoint_id)
+            self.ends_with.discard(message.checkpoint_id)
             if self.stopped_by == message.checkpoint_id:
                 self.stopped_by = None
         self.handle(message)
+        if not (self.done or self.awaited) and any(taken <= self.completed for taken in self.ends_with):
+            raise Violation(f"{self.id} waits behind its end of data, and checkpoint {self.completed} has completed")
 
     def fail_soon(self, where: str) -> bool:
         """The task raises: at once, or the next time that it does what `where` names."""
@@ -360,6 +371,7 @@ class Task(TaskData):
             self.handle(on.SnapshotFailed(checkpoint_id, "the snapshot failed"))
             return
         self.pinned[checkpoint_id] = taken
+        (self.ends_with if taken.after_finish and not properties.is_savepoint else self.awaited).add(checkpoint_id)
         if properties.stops_job:
             settled = not (self.stateful and self.inputs and self.gate.open) or self.event_time >= self.gate.watermark
             check(settled, "{} is stopped before it has emitted what is due at {}", self.id, self.event_time)

@@ -18,8 +18,10 @@
 - Ids and epochs increase, and the newest never goes back: `Process._triggered`, `Store.put_state`; no task is notified of a
   checkpoint that the store has not named: `Process._send`.
 - All state comes back in a restore: `restoring.deploy`, `operators.Broadcast`, `restoring._check_enumerator`.
-- Every request is answered, once: `Process._answer`, `World._check_finished`.
-- Every job reaches its end: `running.run`.
+- Every request is answered, once, however the run ends: `Process._answer`, `World.process_ended`.
+- Nothing waits for ever: every job reaches its end (`running.run`); a task ends with the first checkpoint that commits behind its
+  end of data (`Task._take_message`); once no faults happen any more no checkpoint and no request expires
+  (`Process._check_fair`); no stop fails because a task ends by itself (`Process._answer`).
 """
 
 from __future__ import annotations

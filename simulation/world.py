@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from typing import Any
 
+from dagster_checkpoints.sinks.ledger import Staged
 from simulation.channels import describe, tally
 from simulation.consistency import expected_rows, written
 from simulation.machine import LEASE, TURN
@@ -17,7 +18,7 @@ from simulation.process import Process
 from simulation.restoring import RequestedStart
 from simulation.scenario import Scenario
 from simulation.sinks import SinkSystem
-from simulation.storage import Store
+from simulation.storage import Metadata, Store
 from simulation.task import Task
 from simulation.violations import Violation, check
 
@@ -106,6 +107,7 @@ class World:
     def process_ended(self, process: Process) -> None:
         """A process has ended without a crash."""
         self.active.remove(process)
+        check(not (process.epoch and process.unanswered), "{} were never answered", process.unanswered)
         if process.status == "FINISHED":
             self.counts["finishes"] += 1
             self.counts["stops"] += process.job.requests.stopped is not None
@@ -185,6 +187,11 @@ class World:
 
     # Invariants
 
+    def lost_transactions(self, metadata: Metadata) -> list[Staged]:
+        """The transactions of a checkpoint that are neither staged nor committed."""
+        tails = {task.id: task.stages[-1] for task in self.shapes[metadata.variant].tasks}
+        return [t for task, state in metadata.states.items() for t in state.transactions if self.sinks[tails[task]].has_lost(t)]
+
     def _check_opened(self, process: Process) -> None:
         """When every sink has recovered, it shows exactly the rows that the checkpoint counts as written."""
         restored = process.restored
@@ -205,7 +212,6 @@ class World:
             check(found == expected, f"{what}: {describe(found)} are committed, {describe(expected)} were written")
 
     def _check_finished(self, process: Process) -> None:
-        check(not process.unanswered, "{} were never answered", process.unanswered)
         if process.superseded:
             return  # another owner may have committed more by now
         if process.ended_by == "suspend":

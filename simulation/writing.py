@@ -118,12 +118,8 @@ class Writer(Machine):
 
     def _check_staged(self, metadata: Metadata) -> None:
         """The transactions of a completed checkpoint are staged or committed."""
-        tails = {task.id: task.stages[-1] for task in self.shape.tasks}
-        for task, state in metadata.states.items():
-            for staged in state.transactions:
-                sink = self.world.sinks[tails[task]]
-                exists = staged.name in sink.staged or staged.commit in sink.visible
-                check(exists, "{} is complete, and transaction {} of {} is lost", metadata.pointer.location, staged.name, task)
+        lost = self.world.lost_transactions(metadata)
+        check(not lost, "{} is complete, and the transactions {} are lost", metadata.pointer.location, lost)
 
     def recorded_metadata(self) -> CheckpointMetadata:
         metadata = self.metadata

@@ -401,8 +401,9 @@ class JobCoordination:
 
     @property
     def next_suspend(self) -> float | None:
-        """When a suspend that has failed is asked for again, seconds; None if that is not known."""
-        return self._burst.next_deadline if self._burst is not None else None
+        """When a suspend that has failed is asked for again, seconds; None if that is not known, or waits for an event by now."""
+        at = self._burst.next_deadline if self._burst is not None else None
+        return at if at is not None and at > self._now else None
 
     def advance_requests(self, *, all_run: bool) -> None:
         """Hand over the requests that can be done now, and withdraw those that are overdue.

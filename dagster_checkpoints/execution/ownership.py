@@ -124,8 +124,17 @@ class OwnershipSteps:
         return epoch == self.epoch or any(pointer.location == location for pointer in self.previous.restorable_checkpoints)
 
     def has_later(self, checkpoint_id: int) -> bool:
-        """Whether later checkpoints were completed: sinks have to take back what they committed with them."""
+        """Whether later checkpoints were completed, or a run has begun from an earlier one since: sinks may show other rows than
+        those of this checkpoint, and have to take back or to show again what they committed."""
         return self.state.highest_checkpoint_id > checkpoint_id
+
+    def first_id_after(self, checkpoint_id: int) -> int:
+        """An id above those of all checkpoints that earlier owners have completed, and at most that of the next checkpoint.
+
+        Args:
+            checkpoint_id: id of the checkpoint from which tasks start.
+        """
+        return max(checkpoint_id, self.previous.highest_checkpoint_id) + 1
 
     def ensure(self) -> None:
         """Check that this owner may still act.

@@ -125,7 +125,8 @@ class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
             and claimed ones.
         dropped_savepoints: locations of the claimed savepoints that are no longer retained, newest first, at most
             `state_changes.KEPT_DROPPED_SAVEPOINTS`: an owner deletes each of them sooner or later, so no run may start from one.
-        highest_checkpoint_id: highest id that was ever completed, or reserved for a savepoint, in all jobs.
+        highest_checkpoint_id: highest id that was ever completed, or reserved, in all jobs: for a savepoint, or for the first
+            checkpoint of a run that has gone back to an earlier one.
         history: random id, created with the file: job numbers start again with every new file, and sinks distinguish them by it.
         origin: where the pipeline is defined, according to the run that ran it last.
         version: version of this format.

@@ -56,6 +56,9 @@ def begun(
     # The job number of a savepoint from another storage has no meaning in this one.
     newest = known or msgspec.structs.replace(restored, job_id=job.job_id)
     retained = state.retained if known or not newest.ours else (newest, *state.retained)
+    if resume and restored.checkpoint_id < state.highest_checkpoint_id:
+        # Sinks take back what came after it. A run that restores a later one after all shows it again: OwnershipSteps.has_later.
+        state = reserved(state, state.highest_checkpoint_id + 1)
     return msgspec.structs.replace(state, job=job, newest=newest, retained=retained)
 
 
@@ -65,8 +68,11 @@ def reserved(state: PipelineState, checkpoint_id: int) -> PipelineState:
 
 
 def completed(state: PipelineState, pointer: CheckpointPointer) -> PipelineState:
-    """A checkpoint, or the savepoint of a stop, is the newest."""
-    retained = (pointer, *(old for old in state.retained if old.location != pointer.location))
+    """A checkpoint, or the savepoint of a stop, is the newest. The later ones of its job, which were passed over, are dropped:
+    transactions that they held are discarded by now."""
+    newest = state.newest.checkpoint_id if state.newest is not None else pointer.checkpoint_id
+    kept = [old for old in state.retained if not (old.ours and old.job_id == pointer.job_id and old.checkpoint_id > newest)]
+    retained = (pointer, *(old for old in kept if old.location != pointer.location))
     return reserved(msgspec.structs.replace(state, newest=pointer, retained=retained), pointer.checkpoint_id)
 
 

@@ -117,7 +117,7 @@ class Ownership:
         return self.steps.state.highest_checkpoint_id
 
     def has_later(self, checkpoint_id: int) -> bool:
-        """Whether later checkpoints were completed: the rows that sinks committed with them have to be taken back."""
+        """See :meth:`OwnershipSteps.has_later`."""
         return self.steps.has_later(checkpoint_id)
 
     @property

@@ -123,6 +123,19 @@ def test_a_suspend_that_fails_is_asked_for_again_and_then_fails_the_job() -> Non
     assert "2 times in a row" in outcome.message
 
 
+def test_a_suspend_that_is_not_asked_for_again_wakes_the_job_no_more() -> None:
+    """Every source has come to its own end in between: a deadline in the past would be one that is always due."""
+    job = burst()
+    job.report(SourcesRead(A))
+    job.report(SourcesRead(B))
+    job.report(Declined(A, 1, FailureReason.CHECKPOINT_DECLINED, "no space"))
+    job.report(SourceEnded(A))
+    job.report(SourceEnded(B))
+    assert job.machine.next_deadline() == job.now + AGAIN_SECONDS
+    assert stops(job.do(Tick(), after=AGAIN_SECONDS)) == []
+    assert job.machine.next_deadline() is None
+
+
 def test_a_suspend_is_not_asked_for_before_every_task_runs() -> None:
     """A task could fail before the stop has begun: then the sources would read again, and the request would not wait for them."""
     job = burst()

@@ -298,6 +298,16 @@ def test_an_id_is_reserved_once() -> None:
     assert owner.has_later(6) and not owner.has_later(7)
 
 
+def test_sinks_settle_a_checkpoint_that_an_earlier_run_has_passed_over() -> None:
+    """Its rows were taken back: the last one that was completed is not to be restored as if nothing had happened since."""
+    owner = owned(Clock(), state(pointer(4), pointer(3), highest_checkpoint_id=4))
+    assert owner.has_later(3) and not owner.has_later(4)
+    follow(owner.begin_job(resume=True, restored=pointer(3)), (ReplaceState, "v2"))
+    assert owner.has_later(4) and owner.first_id_after(3) == owner.first_id_after(4) == 5
+    follow(owner.complete(5, "checkpoints/chk-5-3", "checkpoint"), (ReplaceState, "v3"))
+    assert not owner.has_later(5) and owner.first_id_after(5) == 6
+
+
 def test_a_completed_checkpoint_is_the_newest() -> None:
     owner = owned(Clock(), state(pointer(4), job=Job(job_id=2, status="RUNNING")))
     found = follow(owner.complete(5, "checkpoints/chk-5-3", "checkpoint"), (ReplaceState, "v2"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -21,6 +23,38 @@ def test_a_forgotten_checkpoint_is_neither_newest_nor_retained(location: int, ne
 def test_forgetting_without_a_newest_checkpoint_changes_nothing() -> None:
     before = state(pointer(4), newest=None)
     assert changes.forgotten(before, "x") == before
+
+
+@pytest.mark.parametrize(
+    ("restored", "dropped"),
+    [
+        (pointer(4), []),
+        (pointer(3), [4]),
+        (pointer(3, kind="savepoint"), [4]),
+        (pointer(2), [4, 3]),
+    ],
+)
+def test_checkpoints_that_were_passed_over_are_dropped_with_the_next_one(restored: Any, dropped: list[int]) -> None:
+    users, other = pointer(5, kind="savepoint"), pointer(9, job_id=2)
+    before = state(users, pointer(4), pointer(3), pointer(2), other, newest=restored)
+    found = changes.completed(before, pointer(6))
+    kept = (users, pointer(4), pointer(3), pointer(2), other)
+    assert found.newest == pointer(6)
+    assert found.retained == (pointer(6), *(old for old in kept if old.checkpoint_id not in dropped))
+
+
+def test_a_claimed_savepoint_that_was_passed_over_is_dropped_too() -> None:
+    claimed = pointer(5, kind="savepoint", claimed=True)
+    found = changes.completed(state(claimed, pointer(4), newest=pointer(4)), pointer(6))
+    assert found.retained == (pointer(6), pointer(4))
+
+
+@pytest.mark.parametrize(("restored", "resume", "highest"), [(3, True, 5), (4, True, 4), (3, False, 4)])
+def test_a_run_that_goes_back_reserves_an_id(restored: int, resume: bool, highest: int) -> None:
+    before = state(pointer(4), pointer(3), highest_checkpoint_id=4)
+    begun = changes.begun(before, resume=resume, restored=pointer(restored), at=NOW, named=True, origin=UNKNOWN_ORIGIN)
+    assert begun.highest_checkpoint_id == highest
+    assert begun.retained == (pointer(4), pointer(3))
 
 
 @pytest.mark.parametrize("resume", [True, False])

@@ -64,6 +64,7 @@ SEARCH = {
     "faults": "deliberate faults of shipped code, as replaced text",
     "burst_faults": "those of runs that read what is there, and suspend",
     "layout_faults": "those of a restore that divides chains",
+    "liveness_faults": "those after which something waits for ever",
     "injection": "how a fault gets into the code",
     "rescaling_faults": "those of a restore with other instances",
     "running": "one world from beginning to end, and the fewest steps to a violation",

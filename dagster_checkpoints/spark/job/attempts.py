@@ -116,15 +116,15 @@ class Attempts:
         go_on = [] if vertices is None else [at for chain, at in self._attempt_of.items() if chain not in vertices]
         ownership = self._storage.ownership
         assert ownership is not None
-        later = restored is not None and ownership.has_later(restored.plan.checkpoint_id)
+        restored_id = restored.plan.checkpoint_id if restored is not None else 0
         return AttemptSettings(
             folder=self._work.create(self._epoch, attempt, go_on),
             number=self._epoch * _PER_RUN + attempt,
             token=f"e{self._epoch}a{attempt}",
             job_id=job_id,
             max_queued_bytes=self._options.max_queued_bytes,
-            take_back_after=restored.plan.checkpoint_id if later and restored else None,
-            next_checkpoint_id=ownership.highest_checkpoint_id + 1,
+            take_back_after=restored_id if restored is not None and ownership.has_later(restored_id) else None,
+            next_checkpoint_id=ownership.steps.first_id_after(restored_id),
             ended_sources=action.ended_sources,
             vertices=vertices,
             allow_changed_plan=self._options.allow_changed_plan,
