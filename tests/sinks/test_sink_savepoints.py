@@ -123,7 +123,7 @@ def test_a_savepoint_is_restored_whether_or_not_its_transactions_were_committed_
     sink.pre_commit(42)  # pending while the savepoint is taken
     job.write(sink, "2")
     transactions, files = job.savepoint(sink, 43)
-    assert [sorted(named) for named in files.values()] == [["part-000001-0000-0-a1.parquet"], ["part-000002-0000-0-a1.parquet"]]
+    assert [sorted(named) for named in files.values()] == [["00000-e0-a1-000000.parquet"], ["00000-e0-a1-000001.parquet"]]
     sink.commit_up_to(42)
     for _ in range(2):  # the second time after a crash
         job.attempt(transactions, 43, files)
@@ -272,7 +272,9 @@ def test_other_rows_where_a_savepoints_rows_belong_are_a_conflict(job: Job) -> N
     target = job.table / "checkpoint=1-job1-0"
     target.mkdir()
     pq.write_table(pa.table({"row": ["x"]}), target / "part-other.parquet")
-    with pytest.raises(SinkTransactionConflict, match=r"1 files .*part-000001-0000-0-a1\.parquet.*found others \(part-other"):
+    with pytest.raises(
+        SinkTransactionConflict, match=r"checkpoint=1-job1-0 .*00000-e0-a1-000000\.parquet.*other files \(part-other"
+    ):
         job.attempt(transactions, 1, files)
     assert job.rows() == ["x"]
 
@@ -282,7 +284,7 @@ def test_a_transaction_without_its_files_cannot_be_put_into_a_savepoint(job: Job
     job.write(sink, "1")
     transactions = sink.pre_commit(1)
     shutil.rmtree(staged_folder(job, transactions[0]))
-    with pytest.raises(SinkTransactionLost, match="expected the 1 files"):
+    with pytest.raises(SinkTransactionLost, match=r"found no \.staging"):
         sink.pin_transactions(job.folder / "pins")
 
 
