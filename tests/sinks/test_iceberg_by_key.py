@@ -26,7 +26,8 @@ from dagster_checkpoints.sinks import (
     SinkRowsRefused,
     SinkUnavailable,
 )
-from tests.sinks.iceberg_lake import BATCH, NAME, Lake, context, overtake
+from tests.sinks.iceberg_lake import NAME, Lake
+from tests.sinks.lake_rows import BATCH, context
 
 KEY = {"key": "k"}
 DAY = date(2024, 1, 1)
@@ -198,7 +199,7 @@ def test_a_commit_that_another_program_overtakes_is_planned_again(lake: Lake, wh
         "overwrite": lambda: lake.table.overwrite(lake.table.scan().to_arrow()),
         "delete": lambda: lake.table.delete("k = 2"),
     }
-    overtake(monkeypatch, acts[what])
+    lake.overtake(monkeypatch, acts[what])
     sink.commit(text)
     others = {"append": [(2, "b"), (4, "d"), (6, "f")], "delete": [(4, "d")]}
     assert rows(lake) == sorted([(1, "A"), (3, "C"), (5, "E"), *others.get(what, [(2, "b"), (4, "d")])], key=repr)
@@ -211,11 +212,11 @@ def test_instances_commit_to_one_table_and_a_late_owner_does_not(lake: Lake, mon
     one.commit(lake.staged(one, 1, **columns((1, "a"), (2, "b"))))
     other.commit(lake.staged(other, 1, **columns((3, "c"), (4, "d"))))
     first, second = lake.staged(one, 2, **columns((1, "A"), (3, "moved"))), lake.staged(other, 2, **columns((4, "D")))
-    overtake(monkeypatch, lambda: other.commit(second))
+    lake.overtake(monkeypatch, lambda: other.commit(second))
     one.commit(first)
     assert rows(lake) == [(1, "A"), (2, "b"), (3, "moved"), (4, "D")]
     late = lake.staged(one, 3, **columns((1, "late")))
-    overtake(monkeypatch, lambda: lake.opened(settings=KEY, epoch=2, attempt="newer").recover([]))
+    lake.overtake(monkeypatch, lambda: lake.opened(settings=KEY, epoch=2, attempt="newer").recover([]))
     with pytest.raises(SinkFenced, match=r"epoch 1.*epoch 2"):
         one.commit(late)
     assert rows(lake) == [(1, "A"), (2, "b"), (3, "moved"), (4, "D")]
@@ -229,7 +230,7 @@ def test_what_an_interrupted_commit_has_written_is_deleted(lake: Lake, monkeypat
     def dies() -> None:
         raise KeyboardInterrupt
 
-    overtake(monkeypatch, dies)
+    lake.overtake(monkeypatch, dies)
     with pytest.raises(KeyboardInterrupt):
         sink.commit(text)
     (left,) = (file for file in lake.data_files() if file.parent.name == "remainders")

@@ -14,7 +14,8 @@ from pyiceberg.transforms import BucketTransform
 from dagster_checkpoints.pipeline import Pipeline, StageContext, stage, unbounded_source
 from dagster_checkpoints.pipeline.errors import UnboundedSinkError
 from dagster_checkpoints.sinks import IcebergSink, SinkCannotTakeBack, SinkColumnsMismatch, SinkHoldsEarlierRows
-from tests.sinks.iceberg_lake import NAME, Lake, context, overtake
+from tests.sinks.iceberg_lake import NAME, Lake
+from tests.sinks.lake_rows import context
 
 SETTINGS: dict[str, Any] = {"partition_by": ["day", "shop"], "overwrite_partitions": True, "at_new_start": "keep"}
 MON, TUE, WED = (date(2024, 1, day) for day in (1, 2, 3))
@@ -77,7 +78,7 @@ def test_a_job_replaces_the_partitions_that_it_writes_to(lake: Lake) -> None:
 def test_instances_that_begin_a_partition_at_the_same_time(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = sink_of(lake, index=0), sink_of(lake, index=1)
     texts = [lake.staged(one, 1, **columns((MON, "i0"))), lake.staged(two, 1, **columns((MON, "i1")))]
-    overtake(monkeypatch, lambda: two.commit(texts[1]))
+    lake.overtake(monkeypatch, lambda: two.commit(texts[1]))
     one.commit(texts[0])
     assert rows(lake) == shown([(MON, "i0"), (MON, "i1"), (TUE, "other"), (WED, "other"), (None, "other")])
 
