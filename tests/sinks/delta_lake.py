@@ -18,20 +18,30 @@ class Table(LakeRows[DeltaSink]):
     def sink(self, **settings: Any) -> DeltaSink:
         return DeltaSink(self.path, **settings)
 
-    def append(self, *rows: int) -> None:
-        write_deltalake(self.path, pa.table({"n": pa.array(rows, pa.int64())}), mode="append")
-
-    def rows(self) -> list[int]:
+    def found(self) -> pa.Table | None:
         """By the library's reader and by pyarrow's, which must agree."""
         if not DeltaTable.is_deltatable(str(self.path)):
-            return []
+            return None
         table = DeltaTable(self.path)
-        rows = sorted(table.to_pyarrow_dataset().to_table()["n"].to_pylist())
-        assert rows == sorted(pa.table(table.scan(columns=["n"]).read_all())["n"].to_pylist())
+        rows = table.to_pyarrow_table()
+        other = pa.table(table.scan(columns=rows.column_names).read_all())
+        assert sorted(map(repr, rows.to_pylist())) == sorted(map(repr, other.to_pylist()))
         return rows
+
+    def files(self) -> set[Path]:
+        return {Path(file) for file in DeltaTable(self.path).file_uris()}
+
+    def version(self) -> int:
+        return DeltaTable(self.path).version()
 
     def data_files(self) -> list[Path]:
         return sorted(self.path.glob("dagster-checkpoints/**/*.parquet"))
 
-    def version(self) -> int:
-        return DeltaTable(self.path).version()
+    def append(self, *rows: int, **columns: Any) -> None:
+        write_deltalake(self.path, pa.table(columns or {"n": pa.array(rows, pa.int64())}), mode="append")
+
+    def rewrite(self) -> None:
+        DeltaTable(self.path).optimize.compact()
+
+    def delete(self, where: str) -> None:
+        DeltaTable(self.path).delete(where)

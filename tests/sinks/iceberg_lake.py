@@ -30,19 +30,28 @@ class Lake(LakeRows[IcebergSink]):
     def table(self) -> IcebergTable:
         return self.catalog.load_table(NAME)  # type: ignore[no-any-return]
 
-    def append(self, *rows: int, **columns: Any) -> None:
-        self.table.append(pa.table(columns or {"n": pa.array(rows, pa.int64())}))
-
-    def rows(self) -> list[int]:
+    def found(self) -> pa.Table | None:
         if not (self.path / "catalog.db").exists() or not self.catalog.table_exists(NAME):
-            return []
-        return sorted(self.table.scan().to_arrow()["n"].to_pylist())
+            return None
+        return self.table.scan().to_arrow()
+
+    def files(self) -> set[Path]:
+        return {Path(task.file.file_path.removeprefix("file://")) for task in self.table.scan().plan_files()}
 
     def version(self) -> object:
         return self.table.metadata_location
 
     def data_files(self) -> list[Path]:
         return sorted(self.path.glob("shops/sales/dagster-checkpoints/**/*.parquet"))
+
+    def append(self, *rows: int, **columns: Any) -> None:
+        self.table.append(pa.table(columns or {"n": pa.array(rows, pa.int64())}))
+
+    def rewrite(self) -> None:
+        self.table.overwrite(self.table.scan().to_arrow())
+
+    def delete(self, where: str) -> None:
+        self.table.delete(where)
 
     def snapshots(self) -> int:
         return len(self.table.snapshots())

@@ -53,12 +53,12 @@ class LakeRows(ABC, Generic[S]):
     def sink(self, **settings: Any) -> S: ...
 
     @abstractmethod
-    def append(self, *rows: int) -> None:
-        """Another program adds rows."""
+    def found(self) -> pa.Table | None:
+        """All rows as readers see them; None if there is no table."""
 
     @abstractmethod
-    def rows(self) -> list[int]:
-        """The column n as readers see it."""
+    def files(self) -> set[Path]:
+        """The data files of the table's newest version."""
 
     @abstractmethod
     def version(self) -> object:
@@ -67,6 +67,33 @@ class LakeRows(ABC, Generic[S]):
     @abstractmethod
     def data_files(self) -> list[Path]:
         """The files that the sink has written."""
+
+    @abstractmethod
+    def append(self, *rows: int, **columns: Any) -> None:
+        """Another program adds rows."""
+
+    @abstractmethod
+    def rewrite(self) -> None:
+        """Another program writes all rows again."""
+
+    @abstractmethod
+    def delete(self, where: str) -> None:
+        """Another program deletes rows."""
+
+    def rows(self) -> list[int]:
+        """The column n as readers see it."""
+        found = self.found()
+        return [] if found is None else sorted(found["n"].to_pylist())
+
+    def sorted_rows(self, *names: str) -> list[tuple[Any, ...]]:
+        """All rows, or these columns of them."""
+        found = self.found()
+        assert found is not None
+        return sorted((tuple(row.values()) for row in found.select(names or found.column_names).to_pylist()), key=repr)
+
+    def remainders(self) -> list[Path]:
+        """The files with what remains of rows that were replaced by key."""
+        return [file for file in self.data_files() if file.parent.name == "remainders"]
 
     def opened(self, *, settings: Any = None, **changes: Any) -> S:
         sink = self.sink(**(settings or {}))
