@@ -209,15 +209,15 @@ class DirectoryTarget(FileTarget):
 
     def _move(self, name: FileCommitName, parts: StagedParts, present: Sequence[str], new: Sequence[str]) -> None:
         source, target = self._root / present[0], self._root / new[0]
+        target.parent.mkdir(exist_ok=True)
         if self._sizes(new[0]):
             shutil.rmtree(source, ignore_errors=True)  # the same rows: a savepoint has brought them again
-            return
-        target.parent.mkdir(exist_ok=True)
-        try:
-            os.rename(source, target)
-        except FileNotFoundError:
-            if not target.exists():
-                raise self._lost(name, present) from None
+        else:
+            try:
+                os.rename(source, target)
+            except FileNotFoundError:
+                if not target.exists():
+                    raise self._lost(name, present) from None
         for folder in {target.parent, self._root}:
             sync(folder)
 
