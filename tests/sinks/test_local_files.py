@@ -102,7 +102,8 @@ def test_a_partly_deleted_transaction_is_restored_completely(folder: Folder, tmp
     sink = folder.opened()
     transaction = folder.staged(sink, 1, numbers(1), numbers(2), numbers(3))
     saved = {name: Path(shutil.copy(file, tmp_path / name)) for name, file in sink.transaction_files(transaction).items()}
-    folder.hidden[0].unlink()  # the process that aborted it was killed here
+    one = folder.hidden[0]  # the process that aborted it was killed here, and another file is there
+    one.rename(one.with_name(f"00009{one.name[5:]}"))
     for file in folder.path.rglob("transaction"):
         file.unlink()
     again = folder.opened(as_=context(epoch=2), new=False)

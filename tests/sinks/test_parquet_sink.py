@@ -87,24 +87,27 @@ def test_a_transaction_of_which_files_are_gone_is_refused_before_its_checkpoint_
         folder.staged(sink, 2, numbers(2))
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_rows_where_a_transactions_rows_belong_are_the_same_or_a_conflict(folder: Folder, tmp_path: Path, same: bool) -> None:
+@pytest.mark.parametrize("brought", [True, False])
+def test_rows_that_are_there_though_the_ledger_was_deleted_are_not_doubled(folder: Folder, tmp_path: Path, brought: bool) -> None:
     sink = folder.opened()
     transaction = folder.staged(sink, 1, numbers(1))
     saved = {name: Path(shutil.copy(file, tmp_path / name)) for name, file in sink.transaction_files(transaction).items()}
     sink.commit(transaction)
     shutil.rmtree(folder.path / ".ledgers")  # as the error of one that cannot be read advises
-    (file,) = folder.visible
-    if not same:
-        file.rename(file.with_name("part-other.parquet"))
     again = folder.opened(as_=context(epoch=2), new=False)
-    again.restore_transaction(transaction, saved)
-    if same:
-        again.recover([transaction])
-        assert folder.hidden == []
-    else:
-        with pytest.raises(SinkTransactionConflict, match=rf"checkpoint=1-job1-0 .*{file.name}.*other files \(part-other"):
-            again.recover([transaction])
+    if brought:
+        again.restore_transaction(transaction, saved)
+    again.recover([transaction])
+    assert folder.hidden == [] and folder.numbers() == [1]
+
+
+def test_other_rows_where_a_transactions_rows_belong_are_a_conflict(folder: Folder) -> None:
+    folder.commit(folder.opened(), 1, numbers(1))
+    shutil.rmtree(folder.path / ".ledgers")
+    again = folder.opened(as_=context(epoch=2), new=False)
+    transaction = folder.staged(again, 1, numbers(2))  # a file of the same size
+    with pytest.raises(SinkTransactionConflict, match=r"checkpoint=1-job1-0 .*00000-e2\.h1.*other files \(00000-e1\.h1"):
+        again.commit(transaction)
     assert folder.numbers() == [1]
 
 
