@@ -164,7 +164,7 @@ class LocalStore:
     def _path(self, key: str) -> Path:
         path = self.root / validate_key(key)
         # A symbolic link below the root must not lead out of it.
-        if not Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(self.root)):
+        if path.parent != self.root and not Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(self.root)):
             raise InvalidKey(f"expected {key!r} to stay below {self.url}, found that a link leads out of it")
         return path
 

@@ -1,9 +1,9 @@
 """Sinks whose rows become visible exactly once.
 
 :mod:`base` is the contract. :mod:`engine` is the life of a sink's instance, :mod:`ledger` what it records, :mod:`target` what a
-destination does, :mod:`target_sink` the sink that joins them. :mod:`files` and :mod:`parquet` write files, :mod:`delta` a Delta
-Lake table, :mod:`iceberg` an Apache Iceberg table, :mod:`sql` a table of a database, :mod:`kafka` a topic. :mod:`lake` is what
-sinks of lake tables have in common. A sink is imported when it is first used, with the libraries that it needs.
+destination does, :mod:`target_sink` the sink that joins them. :mod:`files` writes files, :mod:`delta` a Delta Lake table,
+:mod:`iceberg` an Apache Iceberg table, :mod:`sql` a table of a database, :mod:`kafka` a topic. :mod:`lake` is what sinks of lake
+tables have in common. A sink is imported when it is first used, with the libraries that it needs.
 """
 
 from importlib import import_module
@@ -34,10 +34,9 @@ from dagster_checkpoints.systems.errors import (
 
 if TYPE_CHECKING:
     from dagster_checkpoints.sinks.delta import DeltaSink
-    from dagster_checkpoints.sinks.files import FileSink
+    from dagster_checkpoints.sinks.files import FileSink, ParquetSink
     from dagster_checkpoints.sinks.iceberg import IcebergSink
     from dagster_checkpoints.sinks.kafka import KafkaSink
-    from dagster_checkpoints.sinks.parquet.sink import ParquetSink
     from dagster_checkpoints.sinks.sql.sink import SqlSink
 
 _WHERE = {
@@ -45,7 +44,7 @@ _WHERE = {
     "FileSink": "files",
     "IcebergSink": "iceberg",
     "KafkaSink": "kafka",
-    "ParquetSink": "parquet.sink",
+    "ParquetSink": "files",
     "SqlSink": "sql.sink",
 }
 

@@ -2,51 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table as IcebergTable
 
-from dagster_checkpoints.sinks import IcebergSink, SinkContext
+from dagster_checkpoints.sinks import IcebergSink
+from tests.sinks.lake_rows import LakeRows
 
-BATCH: Any = SimpleNamespace()
 NAME = "shops.sales"
 
 
-class Lake:
-    """The catalog, and files of micro-batches."""
+class Lake(LakeRows[IcebergSink]):
+    commits = (SqlCatalog, "commit_table")
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "lake"
-        self._work = folder / "work"
-        self._work.mkdir(parents=True)
-        self._written = 0
-
-    def opened(self, *, settings: Any = None, **changes: Any) -> IcebergSink:
-        sink = IcebergSink(NAME, warehouse=self.path, **(settings or {}))
-        sink.open(context(**changes))
-        return sink
-
-    def segment(self, *rows: int, **columns: Any) -> str:
-        """A Parquet file of a micro-batch, as the runtime writes it."""
-        data = columns or {"n": pa.array(rows, pa.int64())}
-        self._written += 1
-        file = self._work / f"segment-{self._written}.snappy.parquet"
-        pq.write_table(pa.table(data), file)
-        return str(file)
-
-    def staged(self, sink: IcebergSink, checkpoint_id: int, *rows: int, **columns: Any) -> str:
-        sink.write(BATCH, [self.segment(*rows, **columns)], checkpoint_id)
-        transaction = sink.pre_commit(checkpoint_id)
-        assert transaction is not None
-        return transaction
+    def sink(self, **settings: Any) -> IcebergSink:
+        return IcebergSink(NAME, warehouse=self.path, **settings)
 
     @property
     def catalog(self) -> Any:
@@ -56,44 +30,28 @@ class Lake:
     def table(self) -> IcebergTable:
         return self.catalog.load_table(NAME)  # type: ignore[no-any-return]
 
-    def append(self, *rows: int, **columns: Any) -> None:
-        """Another program adds rows."""
-        self.table.append(pa.table(columns or {"n": pa.array(rows, pa.int64())}))
-
-    def rows(self) -> list[int]:
+    def found(self) -> pa.Table | None:
         if not (self.path / "catalog.db").exists() or not self.catalog.table_exists(NAME):
-            return []
-        return sorted(self.table.scan().to_arrow()["n"].to_pylist())
+            return None
+        return self.table.scan().to_arrow()
+
+    def files(self) -> set[Path]:
+        return {Path(task.file.file_path.removeprefix("file://")) for task in self.table.scan().plan_files()}
+
+    def version(self) -> object:
+        return self.table.metadata_location
 
     def data_files(self) -> list[Path]:
         return sorted(self.path.glob("shops/sales/dagster-checkpoints/**/*.parquet"))
 
+    def append(self, *rows: int, **columns: Any) -> None:
+        self.table.append(pa.table(columns or {"n": pa.array(rows, pa.int64())}))
+
+    def rewrite(self) -> None:
+        self.table.overwrite(self.table.scan().to_arrow())
+
+    def delete(self, where: str) -> None:
+        self.table.delete(where)
+
     def snapshots(self) -> int:
         return len(self.table.snapshots())
-
-
-def context(**changes: Any) -> SinkContext:
-    values: dict[str, Any] = {
-        "pipeline": "flights",
-        "stage": "delays",
-        "instance": "0",
-        "index": 0,
-        "parallelism": 1,
-        "job_id": 1,
-        "attempt": "a1",
-        "history": "h1",
-        "epoch": 1,
-    }
-    return SinkContext(**{**values, **changes})
-
-
-def overtake(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Let another program act between the plan of the next commit and the commit."""
-    real = SqlCatalog.commit_table
-
-    def overtaken(self: SqlCatalog, *arguments: Any) -> Any:
-        monkeypatch.setattr(SqlCatalog, "commit_table", real)
-        act()
-        return real(self, *arguments)
-
-    monkeypatch.setattr(SqlCatalog, "commit_table", overtaken)

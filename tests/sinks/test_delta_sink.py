@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -22,80 +21,16 @@ from dagster_checkpoints.sinks import (
     InvalidSinkPath,
     SinkCannotTakeBack,
     SinkColumnsMismatch,
-    SinkContext,
-    SinkFenced,
-    SinkHoldsEarlierRows,
     SinkLibraryMissing,
     SinkNotOpen,
-    SinkPathInUse,
     SinkRowsRefused,
     SinkTargetChanged,
     SinkTransactionLost,
-    UnreadableSinkTransaction,
 )
 from dagster_checkpoints.sinks.delta.log import DeltaLog
 from dagster_checkpoints.sinks.lake.table_log import LakeChange
-
-BATCH: Any = SimpleNamespace()
-
-
-class Table:
-    """A table in a directory, its sinks, and its rows as readers see them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "table"
-        self._work = folder / "work"
-        self._work.mkdir()
-        self._written = 0
-
-    def opened(self, *, settings: Any = None, **changes: Any) -> DeltaSink:
-        sink = DeltaSink(self.path, **(settings or {}))
-        sink.open(context(**changes))
-        return sink
-
-    def segment(self, *rows: int, **columns: Any) -> str:
-        """A Parquet file of a micro-batch, as the runtime writes it."""
-        data = columns or {"n": pa.array(rows, pa.int64())}
-        self._written += 1
-        file = self._work / f"segment-{self._written}.snappy.parquet"
-        pq.write_table(pa.table(data), file)
-        return str(file)
-
-    def staged(self, sink: DeltaSink, checkpoint_id: int, *rows: int) -> str:
-        sink.write(BATCH, [self.segment(*rows)], checkpoint_id)
-        transaction = sink.pre_commit(checkpoint_id)
-        assert transaction is not None
-        return transaction
-
-    def rows(self) -> list[int]:
-        """The column n, by the library's reader and by pyarrow's, which must agree."""
-        if not DeltaTable.is_deltatable(str(self.path)):
-            return []
-        table = DeltaTable(self.path)
-        rows = sorted(table.to_pyarrow_dataset().to_table()["n"].to_pylist())
-        assert rows == sorted(pa.table(table.scan(columns=["n"]).read_all())["n"].to_pylist())
-        return rows
-
-    def data_files(self) -> list[str]:
-        return sorted(str(f.relative_to(self.path)) for f in self.path.glob("dagster-checkpoints/**/*.parquet"))
-
-    def version(self) -> int:
-        return DeltaTable(self.path).version()
-
-
-def context(**changes: Any) -> SinkContext:
-    values: dict[str, Any] = {
-        "pipeline": "flights",
-        "stage": "delays",
-        "instance": "0",
-        "index": 0,
-        "parallelism": 1,
-        "job_id": 1,
-        "attempt": "a1",
-        "history": "h1",
-        "epoch": 1,
-    }
-    return SinkContext(**{**values, **changes})
+from tests.sinks.delta_lake import Table
+from tests.sinks.lake_rows import BATCH, context
 
 
 @pytest.fixture
@@ -128,7 +63,7 @@ def test_rows_are_visible_after_the_commit_and_not_before(table: Table) -> None:
     assert table.rows() == []
     done = sink.commit(transaction)
     assert table.rows() == [1, 2, 3, 4]
-    sizes = sum((table.path / name).stat().st_size for name in table.data_files()[:3])
+    sizes = sum(file.stat().st_size for file in table.data_files()[:3])
     assert (done.rows, done.files, done.bytes, done.version) == (4, 3, sizes, str(table.version()))
     second = sink.pre_commit(43)
     assert second is not None
@@ -172,27 +107,6 @@ def test_a_commit_is_not_repeated_after_another_program_has_compacted_the_table(
     assert table.rows() == [1, 2]
 
 
-def test_the_same_batch_a_second_time_replaces_its_rows(table: Table) -> None:
-    sink = table.opened()
-    sink.write(BATCH, [table.segment(1), table.segment(2)], 7)
-    sink.write(BATCH, [table.segment(3)], 8)
-    sink.write(BATCH, [table.segment(4)], 7)
-    transaction = sink.pre_commit(1)
-    assert transaction is not None
-    sink.commit(transaction)
-    assert table.rows() == [3, 4]
-    assert len(table.data_files()) == 2
-
-
-def test_nothing_written_is_nothing_to_commit(table: Table) -> None:
-    sink = table.opened()
-    assert sink.pre_commit(1) is None
-    sink.write(BATCH, [], 0)
-    sink.write(BATCH, [table.segment()], 1)
-    assert sink.pre_commit(2) is None
-    assert table.rows() == []
-
-
 def test_other_writers_of_the_table_neither_conflict_nor_lose_rows(table: Table) -> None:
     sink = table.opened()
     first = table.staged(sink, 1, 1)
@@ -212,53 +126,6 @@ def test_other_writers_of_the_table_neither_conflict_nor_lose_rows(table: Table)
 
 
 # Restores
-
-
-def test_a_restore_commits_its_transactions_and_aborts_all_others(table: Table) -> None:
-    sink = table.opened()
-    kept, lost = table.staged(sink, 1, 1), table.staged(sink, 2, 2)
-    sink.write(BATCH, [table.segment(3)], 9)
-    restored = table.opened(attempt="a2")
-    restored.recover([kept])
-    assert table.rows() == [1]
-    assert len(table.data_files()) == 1
-    with pytest.raises(SinkTransactionLost, match=r"2-since-0.*another program has deleted"):
-        restored.commit(lost)
-    assert [f.name for f in table.path.glob("_dagster_checkpoints/**/*") if f.is_file()] == [
-        "1-since-0-job1-e1.h1-a1-000000.json"
-    ]
-
-
-def test_rows_of_later_checkpoints_are_taken_back_and_shown_again(table: Table) -> None:
-    sink = table.opened()
-    for checkpoint_id in range(1, 5):
-        sink.commit(table.staged(sink, checkpoint_id, checkpoint_id))
-    write_deltalake(table.path, pa.table({"n": [100]}), mode="append")
-    back = table.opened(attempt="a2")
-    back.recover([], restored=2)
-    assert table.rows() == [1, 2, 100]
-    back.commit(table.staged(back, 5, 30))
-    assert table.rows() == [1, 2, 30, 100]
-    forth = table.opened(attempt="a3")
-    forth.recover([], restored=3)  # a savepoint of the first branch
-    assert table.rows() == [1, 2, 3, 100]
-    forth.commit(table.staged(forth, 6, 40))
-    again = table.opened(attempt="a4")
-    again.recover([], restored=5)
-    assert table.rows() == [1, 2, 30, 100]
-    version = table.version()
-    table.opened(attempt="a5").recover([], restored=5)
-    assert table.version() == version
-
-
-def test_a_restart_from_the_newest_checkpoint_changes_no_rows(table: Table) -> None:
-    sink = table.opened()
-    sink.commit(table.staged(sink, 1, 1))
-    version = table.version()
-    again = table.opened(attempt="a2")
-    again.recover([], restored=1)
-    again.commit(table.staged(again, 2, 2))
-    assert (table.version(), table.rows()) == (version + 1, [1, 2])
 
 
 def test_rows_that_another_program_has_rewritten_cannot_be_taken_back(table: Table) -> None:
@@ -298,133 +165,10 @@ def test_vacuum_keeps_the_sinks_own_files_and_its_damage_is_named(table: Table) 
     assert table.rows() == [1]
 
 
-def test_a_savepoint_brings_its_own_files(table: Table, tmp_path: Path) -> None:
-    sink = table.opened()
-    sink.commit(table.staged(sink, 1, 1))
-    text = table.staged(sink, 2, 2)
-    files = {name: Path(tmp_path / name) for name in sink.transaction_files(text)}
-    for name, file in sink.transaction_files(text).items():
-        files[name].write_bytes(file.read_bytes())
-    table.opened(attempt="a2").recover([], restored=1)
-    assert len(table.data_files()) == 1
-    back = table.opened(attempt="a3")
-    back.restore_transaction(text, files)
-    back.restore_transaction(text, files)
-    back.recover([text], restored=2)
-    assert table.rows() == [1, 2]
-    assert back.transaction_files(text) == {}
-    (tmp_path / "elsewhere").mkdir()
-    elsewhere = Table(tmp_path / "elsewhere")
-    moved = elsewhere.opened(job_id=2)
-    moved.restore_transaction(text, files)
-    moved.recover([text])
-    assert elsewhere.rows() == [2]
-
-
-def test_what_the_restore_of_a_savepoint_commits_can_be_taken_back(table: Table, tmp_path: Path) -> None:
-    def savepoint(sink: DeltaSink, checkpoint_id: int, row: int) -> tuple[str, dict[str, Path]]:
-        text = table.staged(sink, checkpoint_id, row)
-        files = {name: tmp_path / f"{checkpoint_id}-{name}" for name in sink.transaction_files(text)}
-        for name, file in sink.transaction_files(text).items():
-            files[name].write_bytes(file.read_bytes())
-        return text, files
-
-    sink = table.opened()
-    sink.start_new()
-    sink.commit(table.staged(sink, 1, 1))
-    first = savepoint(sink, 3, 3)
-    back = table.opened(attempt="a2")
-    back.recover([], restored=1)
-    second = savepoint(back, 4, 4)
-    for number, (restored, (text, files), row) in enumerate(((3, first, 3), (4, second, 4), (3, first, 3))):
-        again = table.opened(attempt=f"again{number}")
-        again.restore_transaction(text, files)
-        again.recover([text], restored=restored)
-        assert table.rows() == [1, row]
-
-
 # Owners
 
 
-def test_a_late_owner_changes_nothing(table: Table) -> None:
-    late = table.opened(epoch=6, attempt="late")
-    waiting = table.staged(late, 1, 1)
-    newer = table.opened(epoch=7, attempt="newer")
-    newer.recover([])
-    newer.commit(table.staged(newer, 1, 2))
-    staged = table.staged(newer, 2, 3)
-    version = table.version()
-    acts: Sequence[Any] = (
-        lambda: late.recover([]),
-        lambda: late.recover([], restored=0),
-        late.start_new,
-        lambda: late.commit(waiting.replace("1-since", "9-since")),
-        lambda: late.abort(staged),
-        lambda: table.opened(epoch=6),
-    )
-    for act in acts:
-        with pytest.raises(SinkFenced, match=r"epoch 6.*epoch 7.*changes nothing"):
-            act()
-    assert table.version() == version
-    newer.commit(staged)
-    assert table.rows() == [2, 3]
-
-
-def test_a_newer_owner_between_check_and_commit_wins(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    late = table.opened(epoch=6, attempt="late")
-    text = table.staged(late, 1, 1)
-    real = DeltaTable.create_write_transaction
-
-    def overtaken(*arguments: Any, **keywords: Any) -> None:
-        monkeypatch.setattr(DeltaTable, "create_write_transaction", real)
-        table.opened(epoch=7, attempt="newer").recover([])
-        real(*arguments, **keywords)
-
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", overtaken)
-    with pytest.raises(SinkFenced, match=r"epoch 6.*epoch 7"):
-        late.commit(text)
-    assert table.rows() == []
-
-
-def test_two_processes_that_commit_the_same_transaction_commit_it_once(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = table.staged(table.opened(epoch=0), 1, 1)
-    real = DeltaTable.create_write_transaction
-
-    def overtaken(*arguments: Any, **keywords: Any) -> None:
-        monkeypatch.setattr(DeltaTable, "create_write_transaction", real)
-        table.opened(epoch=0, attempt="a3").commit(text)
-        real(*arguments, **keywords)
-
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", overtaken)
-    done = table.opened(epoch=0, attempt="a2").commit(text)
-    assert (done.rows, done.version, table.rows()) == (1, None, [1])
-
-
 # New starts
-
-
-def test_a_new_start_refuses_keeps_or_replaces_rows_of_earlier_jobs(table: Table) -> None:
-    write = {"job_id": 1, "parallelism": 2}
-    for index in (0, 1):
-        sink = table.opened(index=index, **write)
-        sink.start_new()
-        sink.commit(table.staged(sink, 1, index))
-    write_deltalake(table.path, pa.table({"n": [100]}), mode="append")
-    with pytest.raises(SinkHoldsEarlierRows, match=r"job 1 has committed.*at_new_start"):
-        DeltaSink(table.path).check_new_start(context(job_id=2))
-    with pytest.raises(SinkPathInUse, match="counts its jobs from 1 again"):
-        DeltaSink(table.path, at_new_start="keep").check_new_start(context(job_id=1))
-    DeltaSink(table.path).check_new_start(context(job_id=1, stage="other"))
-    for settings, expected in (({"at_new_start": "keep"}, [0, 1, 2, 100]), ({"at_new_start": "replace"}, [3, 100])):
-        job = 2 if expected[0] == 0 else 3
-        DeltaSink(table.path, **settings).check_new_start(context(job_id=job))  # type: ignore[arg-type]
-        sink = table.opened(settings=settings, job_id=job, attempt=f"job{job}")
-        sink.start_new()
-        sink.commit(table.staged(sink, 1, job))
-        assert table.rows() == expected
-        again = table.opened(settings=settings, job_id=job, attempt=f"again{job}")
-        again.start_new()
-        assert table.rows() == expected
 
 
 # Tables and rows that do not fit
@@ -496,17 +240,6 @@ def test_a_table_that_is_dropped_or_replaced_is_named(table: Table, tmp_path: Pa
     with pytest.raises(SinkTargetChanged, match="dropped and created again"):
         table.opened(attempt="a2").recover([text])
     assert table.rows() == [9]
-
-
-def test_texts_of_another_sink_are_refused(table: Table) -> None:
-    sink = table.opened()
-    for text in (
-        "{",
-        '{"sink":"parquet","staging":"a","target":"b","files":1}',
-        '{"sink":"delta","transaction":"../x","files":1}',
-    ):
-        with pytest.raises(UnreadableSinkTransaction, match="another kind of sink"):
-            sink.commit(text)
 
 
 def test_settings_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

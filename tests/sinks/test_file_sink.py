@@ -1,4 +1,4 @@
-"""FileSink: what is in its files, which of them readers see, and what it refuses."""
+"""FileSink: what is in its files, and its settings. What it promises beside: `test_local_files.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
@@ -31,73 +30,17 @@ from dagster_checkpoints.sinks import (
     InvalidSinkPath,
     SinkCannotTakeBack,
     SinkColumnsMismatch,
-    SinkContext,
-    SinkFenced,
-    SinkHoldsEarlierRows,
     SinkPathInUse,
     SinkRowsRefused,
-    SinkTransactionLost,
     SinkUnavailable,
     UnreadableSinkTransaction,
 )
-from dagster_checkpoints.sinks.engine import SinkLife
 from dagster_checkpoints.sinks.files import part_files, target_files
 from dagster_checkpoints.sinks.files.text_lines import csv_header, csv_lines, json_lines
+from tests.sinks.staged_files import BATCH, Folder, context, numbers
 
-BATCH: Any = SimpleNamespace()
 AT = datetime(2024, 2, 29, 23, 59, 59, 1, tzinfo=UTC)
 INTERVAL = {"type": "struct", "fields": [{"name": "n", "type": "interval year to month", "nullable": True, "metadata": {}}]}
-
-
-def context(*, job: int = 1, epoch: int = 1, stage: str = "delays", index: int = 0, parallelism: int = 1) -> SinkContext:
-    return SinkContext("flights", stage, str(index), index, parallelism, job, f"a{epoch}", history="h1", epoch=epoch)
-
-
-class Folder:
-    """A sink's directory, and rows for it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "rows"
-        self._work = folder / "work"
-        self._work.mkdir()
-        self._files = 0
-
-    def opened(self, format: Any = "parquet", *, as_: SinkContext | None = None, new: bool = True, **settings: Any) -> FileSink:
-        sink = FileSink(self.path, format, **settings).new_instance()
-        sink.open(as_ or context())
-        if new:
-            sink.start_new()
-        return sink
-
-    def file(self, rows: pa.Table) -> str:
-        self._files += 1
-        file = self._work / f"{self._files}.parquet"
-        pq.write_table(rows, file)
-        return str(file)
-
-    def staged(self, sink: FileSink, checkpoint_id: int, *batches: pa.Table) -> str:
-        for number, rows in enumerate(batches):
-            file = self.file(rows)
-            sink.write(BATCH, [file], 10 * checkpoint_id + number)
-            os.unlink(file)
-        transaction = sink.pre_commit(checkpoint_id)
-        assert transaction is not None
-        return transaction
-
-    def commit(self, sink: FileSink, checkpoint_id: int, *batches: pa.Table) -> None:
-        sink.commit(self.staged(sink, checkpoint_id, *batches))
-
-    @property
-    def visible(self) -> list[Path]:
-        """The files that readers see, oldest first."""
-        return sorted(
-            (file for file in self.path.rglob("*.*") if not file.relative_to(self.path).as_posix().startswith("_")),
-            key=lambda file: (int(file.name.split("-")[2]), file.name),
-        )
-
-    def numbers(self, format: str = "parquet") -> list[int]:
-        table = ds.dataset(self.path, format=format, partitioning="hive").to_table()
-        return sorted(table["n"].to_pylist()) if "n" in table.column_names else []
 
 
 @pytest.fixture
@@ -105,30 +48,7 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
-def numbers(*values: int) -> pa.Table:
-    return pa.table({"n": pa.array(values, pa.int64())})
-
-
 # Files
-
-
-def test_parquet_files_are_linked_as_they_are(folder: Folder) -> None:
-    sink = folder.opened()
-    first, second = folder.file(numbers(1, 2)), folder.file(numbers(3))
-    nodes = {os.stat(file).st_ino for file in (first, second)}
-    sink.write(BATCH, [first, second, folder.file(numbers())], 0)
-    transaction = sink.pre_commit(1)
-    assert transaction is not None and folder.visible == []
-    done = sink.commit(transaction)
-    assert (done.rows, done.files, done.bytes) == (3, 2, sum(file.stat().st_size for file in folder.visible))
-    assert {file.stat().st_ino for file in folder.visible} == nodes
-    assert folder.numbers() == [1, 2, 3]
-    sink.write(BATCH, [folder.file(numbers())], 1)
-    assert sink.pre_commit(2) is None
-    for rows in (numbers(4), numbers(5), numbers()):
-        sink.write(BATCH, [folder.file(rows)], 2)
-    folder.commit(sink, 3, numbers(6))
-    assert folder.numbers() == [1, 2, 3, 6] and not list(folder.path.rglob("*.staged"))
 
 
 VALUES = pa.table(
@@ -314,7 +234,7 @@ def test_other_columns_than_those_of_the_files_are_named(folder: Folder) -> None
 
 
 def test_another_format_or_other_partitions_are_refused_before_the_start(folder: Folder) -> None:
-    folder.commit(folder.opened("json", partition_by="key"), 1, pa.table({"n": [1], "key": [1]}))
+    folder.commit(folder.opened("json", partition_by="key", manifest=True), 1, pa.table({"n": [1], "key": [1]}))
     for settings in ({"partition_by": "key"}, {"format": "json"}):
         with pytest.raises(SinkColumnsMismatch, match=r"format='json', partition_by=\['key'\]"):
             FileSink(folder.path, at_new_start="keep", **settings).check_new_start(context(job=2))
@@ -323,7 +243,7 @@ def test_another_format_or_other_partitions_are_refused_before_the_start(folder:
     sink = folder.opened(as_=context(job=2, epoch=2), at_new_start="replace")
     folder.commit(sink, 2, numbers(7))
     assert folder.numbers() == [7]
-    assert not list(folder.path.glob("key=*"))
+    assert not list(folder.path.glob("key=*")) and not list(folder.path.glob("_manifests/*"))
 
 
 @pytest.mark.parametrize(
@@ -346,59 +266,6 @@ def test_a_value_that_is_too_long_for_a_directory_is_refused(folder: Folder) -> 
 
 
 # Starts
-
-
-def test_files_of_other_programs_are_refused_and_never_removed(folder: Folder) -> None:
-    folder.path.mkdir()
-    (folder.path / "_SUCCESS").touch()
-    FileSink(folder.path).check_new_start(context())
-    (folder.path / "day=1").mkdir()
-    (folder.path / "day=1/other.parquet").touch()
-    for at_new_start in ("refuse", "replace"):
-        with pytest.raises(SinkPathInUse, match=r"other ones \(day=1/other.parquet\)"):
-            FileSink(folder.path, at_new_start=at_new_start).check_new_start(context())  # type: ignore[arg-type]
-    FileSink(folder.path, at_new_start="keep").check_new_start(context())
-    folder.opened(at_new_start="replace")
-    assert (folder.path / "day=1/other.parquet").exists()
-
-
-def test_a_new_start_with_fewer_instances_replaces_the_files_of_all(folder: Folder) -> None:
-    for index in range(3):
-        sink = folder.opened(as_=context(index=index, parallelism=3), manifest=True)
-        folder.commit(sink, 1, numbers(index))
-        folder.commit(sink, 2, numbers(10 + index))
-        folder.opened(as_=context(index=index, parallelism=3, epoch=2), new=False).recover([], restored=1)
-    assert folder.numbers() == [0, 1, 2] and len(list(folder.path.rglob("*.staged"))) == 3
-    with pytest.raises(SinkHoldsEarlierRows, match=r"job 1 has committed"):
-        FileSink(folder.path).check_new_start(context(job=2))
-    with pytest.raises(SinkPathInUse, match="begins job 1,"):
-        FileSink(folder.path, at_new_start="keep").check_new_start(context(job=1))
-    new = folder.opened(as_=context(index=1, parallelism=2, job=2, epoch=3), at_new_start="replace")
-    assert folder.numbers() == []
-    folder.commit(new, 1, numbers(21))
-    folder.opened(as_=context(index=0, parallelism=2, job=2, epoch=3), at_new_start="replace")
-    assert folder.numbers() == [21] and not list(folder.path.rglob("*.staged")) and not list(folder.path.glob("_manifests/*"))
-    FileSink(folder.path, at_new_start="keep").check_new_start(context(job=3))
-
-
-def test_another_stage_is_refused(folder: Folder) -> None:
-    folder.opened()
-    for call in (FileSink(folder.path).check_new_start, FileSink(folder.path).open):
-        with pytest.raises(SinkPathInUse, match=r"'other'.*found that stage 'delays' of pipeline 'flights'"):
-            call(context(stage="other"))
-    (folder.path / "_dagster_checkpoints/stage").write_text("{")
-    with pytest.raises(SinkPathInUse, match="cannot be read"):
-        FileSink(folder.path).open(context())
-
-
-@pytest.mark.parametrize("owner", ["owner", "owner.3"])  # of HDFS the latter
-def test_records_of_an_earlier_release_are_refused_by_name(folder: Folder, owner: str) -> None:
-    file = folder.path / "_dagster_checkpoints/0" / owner
-    file.parent.mkdir(parents=True)
-    file.write_text("{}")
-    for call in (FileSink(folder.path).check_new_start, FileSink(folder.path).open):
-        with pytest.raises(SinkPathInUse, match=rf"record of an earlier release.*0/{owner}"):
-            call(context())
 
 
 def test_a_directory_that_another_instance_removes_is_made_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,57 +313,6 @@ def test_a_restore_that_was_interrupted_is_completed(folder: Folder, monkeypatch
     assert folder.numbers() == [10, 11, 20, 21, 30, 31] and len(list(folder.path.glob("_manifests/*"))) == 3
 
 
-def test_rows_of_an_abandoned_timeline_stay_hidden(folder: Folder) -> None:
-    sink = folder.opened()
-    for checkpoint_id in (1, 2, 3):
-        folder.commit(sink, checkpoint_id, numbers(checkpoint_id))
-    again = folder.opened(as_=context(epoch=2), new=False)
-    again.recover([], restored=1)
-    for checkpoint_id in (4, 5):
-        folder.commit(again, checkpoint_id, numbers(checkpoint_id))
-    for epoch, restored, rows in ((3, 4, [1, 4]), (4, 3, [1, 2, 3]), (5, 5, [1, 4, 5])):
-        folder.opened(as_=context(epoch=epoch), new=False).recover([], restored=restored)
-        assert folder.numbers() == rows
-
-
-def test_a_commit_that_was_interrupted_is_completed_or_hidden_whole(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = folder.opened()
-    folder.commit(sink, 1, numbers(1))
-    transaction = folder.staged(sink, 2, numbers(2), numbers(3))
-    rename = os.rename
-
-    def once(source: Any, target: Any) -> None:
-        if str(source).endswith("00001.staged"):
-            raise OSError(errno.EIO, "Input/output error")
-        rename(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(target_files.os, "rename", once)
-        with pytest.raises(SinkUnavailable):
-            sink.commit(transaction)
-    assert folder.numbers() == [1, 2]
-    sink.abort(transaction)  # its checkpoint is complete
-    folder.opened(as_=context(epoch=2), new=False).recover([], restored=1)
-    assert folder.numbers() == [1]
-    folder.opened(as_=context(epoch=3), new=False).recover([], restored=2)
-    assert folder.numbers() == [1, 2, 3]
-
-
-def test_a_new_job_completes_the_commit_of_the_one_before(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = folder.opened()
-    transaction = folder.staged(sink, 1, numbers(1), numbers(2))
-    with monkeypatch.context() as patch:
-        patch.setattr(target_files.LocalTargetFiles, "move", lambda self, moves: _raise())
-        with pytest.raises(SinkUnavailable):
-            sink.commit(transaction)
-    folder.opened(as_=context(job=2, epoch=2), at_new_start="keep")
-    assert folder.numbers() == [1, 2]
-
-
-def _raise() -> None:
-    raise SinkUnavailable("away")
-
-
 def test_rows_that_another_program_has_rewritten_cannot_be_taken_back(folder: Folder) -> None:
     sink = folder.opened()
     folder.commit(sink, 1, numbers(1))
@@ -509,92 +325,25 @@ def test_rows_that_another_program_has_rewritten_cannot_be_taken_back(folder: Fo
     assert sorted(folder.path.rglob("*")) == before and folder.numbers() == [1]
 
 
-def test_rows_that_were_taken_back_and_deleted_are_lost(folder: Folder) -> None:
-    sink = folder.opened()
-    folder.commit(sink, 1, numbers(1))
-    folder.commit(sink, 2, numbers(2))
-    folder.opened(as_=context(epoch=2), new=False).recover([], restored=1)
-    for file in folder.path.rglob("*.staged"):
-        file.unlink()
-    with pytest.raises(SinkTransactionLost, match="taken back since"):
-        folder.opened(as_=context(epoch=3), new=False).recover([], restored=2)
-    assert folder.numbers() == [1]
-
-
-def test_a_savepoint_of_another_job_shows_its_transaction_again(folder: Folder) -> None:
-    sink = folder.opened()
-    folder.commit(sink, 1, numbers(1))
-    transaction = folder.staged(sink, 2, numbers(2))
-    sink.commit(transaction)
-    folder.opened(as_=context(epoch=2), new=False).recover([], restored=1)
-    assert folder.numbers() == [1]
-    other = folder.opened(as_=context(job=2, epoch=3), new=False)
-    other.recover([transaction])
-    other.recover([transaction])
-    assert folder.numbers() == [1, 2]
-
-
-def test_a_savepoint_s_transaction_that_is_committed_is_not_staged_again(folder: Folder, tmp_path: Path) -> None:
-    sink = folder.opened()
-    transaction = folder.staged(sink, 1, numbers(1))
-    saved = {name: tmp_path / name for name in sink.transaction_files(transaction)}
-    for name, file in sink.transaction_files(transaction).items():
-        saved[name].write_bytes(file.read_bytes())
-    sink.commit(transaction)
-    assert sink.transaction_files(transaction) == {}
-    sink.restore_transaction(transaction, saved)
-    assert not list(folder.path.rglob("*.staged")) and folder.numbers() == [1]
-    del saved["transaction.json"]
-    with pytest.raises(UnreadableSinkTransaction, match=r"holds no transaction\.json"):
-        sink.restore_transaction(folder.staged(sink, 2, numbers(2)).replace("e1", "e0"), saved)
-
-
-def test_a_job_that_begins_a_second_time_keeps_what_it_has_committed(folder: Folder) -> None:
-    for epoch in (1, 2):
-        folder.commit(folder.opened(as_=context(epoch=epoch)), epoch, numbers(epoch))
-    folder.opened(as_=context(epoch=3), new=False).recover([], restored=2)
-    assert folder.numbers() == [1, 2]
-
-
-def test_a_late_owner_commits_nothing_and_aborts_nothing_of_a_newer_one(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    late = folder.opened(as_=context(epoch=6))
-    held = folder.staged(late, 1, numbers(1))
-    newer = folder.opened(as_=context(epoch=7), new=False)
-    waiting = folder.staged(newer, 2, numbers(2))
-    for act in (lambda: late.commit(held), lambda: late.recover([held]), late.start_new):
-        with pytest.raises(SinkFenced, match=r"epoch 6.*epoch 7"):
-            act()
-    monkeypatch.setattr(SinkLife, "check_owner", lambda self, ledger: None)  # the check was before the newer owner's
-    late.start_new()
-    newer.commit(waiting)
-    assert folder.numbers() == [2]
-
-
 # Faults
 
 
-def test_a_transaction_whose_files_were_deleted_is_lost(folder: Folder) -> None:
+def test_a_savepoint_without_its_list_of_files_is_refused(folder: Folder) -> None:
     sink = folder.opened()
-    folder.commit(sink, 1, numbers(0))
-    transaction = folder.staged(sink, 2, numbers(1), numbers(2))
-    (_, file) = sorted(folder.path.rglob("*.staged"))
-    for spoil in (lambda: file.write_bytes(b"cut"), file.unlink):
-        spoil()
-        for call in (sink.transaction_files, sink.commit):
-            with pytest.raises(SinkTransactionLost, match=r"checkpoint 2.*00001\.staged"):
-                call(transaction)
-    sink.abort(folder.staged(sink, 3, numbers(3)))
-    assert len(list(folder.path.rglob("transaction"))) == 1 and folder.numbers() == [0]
-    folder.opened(as_=context(epoch=2), new=False).recover([], restored=1)
-    assert len(list(folder.path.rglob("transaction"))) == 0 and folder.numbers() == [0]
+    transaction = folder.staged(sink, 1, numbers(1))
+    saved = {name: file for name, file in sink.transaction_files(transaction).items() if name != "transaction.json"}
+    sink.abort(transaction)
+    with pytest.raises(UnreadableSinkTransaction, match=r"holds no transaction\.json"):
+        sink.restore_transaction(transaction, saved)
 
 
-@pytest.mark.parametrize(
-    "text", ["{", '{"sink":"parquet"}', '{"sink":"files","transaction":"../x","files":1,"rows":1,"bytes":1}']
-)
-def test_a_text_of_another_sink_is_refused(folder: Folder, text: str) -> None:
-    with pytest.raises(UnreadableSinkTransaction, match="kind of sink"):
-        folder.opened().commit(text)
+def test_records_of_an_earlier_release_are_refused_by_name_also_those_of_hdfs(folder: Folder) -> None:
+    file = folder.path / "_dagster_checkpoints/0/owner.3"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    for call in (FileSink(folder.path).check_new_start, FileSink(folder.path).open):
+        with pytest.raises(SinkPathInUse, match=r"record of an earlier release.*0/owner\.3"):
+            call(context())
 
 
 def test_a_full_disk_and_a_path_that_is_not_a_directory(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from dagster_checkpoints.sinks import IcebergSink, SinkFenced, SinkUnavailable
-from tests.sinks.iceberg_lake import BATCH, NAME, context
+from tests.sinks.iceberg_lake import NAME
+from tests.sinks.lake_rows import BATCH, context
 from tests.sinks.rest_catalog import Answer, RestCatalogServer, running_rest_catalog
 
 

@@ -27,19 +27,16 @@ from dagster_checkpoints.sinks import (
     InvalidSinkPath,
     SinkCannotTakeBack,
     SinkColumnsMismatch,
-    SinkFenced,
-    SinkHoldsEarlierRows,
     SinkLibraryMissing,
     SinkNotOpen,
-    SinkPathInUse,
     SinkRowsRefused,
     SinkTargetChanged,
     SinkTransactionLost,
     SinkUnavailable,
-    UnreadableSinkTransaction,
 )
 from dagster_checkpoints.systems.iceberg_catalogs import catalog_settings
-from tests.sinks.iceberg_lake import BATCH, NAME, Lake, context, overtake
+from tests.sinks.iceberg_lake import NAME, Lake
+from tests.sinks.lake_rows import BATCH, context
 
 
 @pytest.fixture
@@ -103,25 +100,12 @@ def test_a_repeated_commit_does_nothing_also_after_other_programs_have_changed_t
     assert (lake.rows(), lake.table.current_snapshot()) == ([1, 2, 3], before)
 
 
-def test_the_same_batch_a_second_time_replaces_its_rows(lake: Lake) -> None:
-    sink = lake.opened()
-    assert sink.pre_commit(1) is None
-    sink.write(BATCH, [lake.segment(1), lake.segment(2)], 7)
-    sink.write(BATCH, [lake.segment(3)], 8)
-    sink.write(BATCH, [lake.segment()], 9)
-    sink.write(BATCH, [lake.segment(4)], 7)
-    transaction = sink.pre_commit(2)
-    assert transaction is not None
-    sink.commit(transaction)
-    assert (lake.rows(), len(lake.data_files())) == ([3, 4], 2)
-
-
 def test_other_writers_of_the_table_neither_conflict_nor_lose_rows(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = lake.opened()
     first = lake.staged(sink, 1, 1)
-    overtake(monkeypatch, lambda: lake.append(100))
+    lake.overtake(monkeypatch, lambda: lake.append(100))
     sink.commit(first)
-    overtake(monkeypatch, lambda: lake.table.delete("n = 100"))
+    lake.overtake(monkeypatch, lambda: lake.table.delete("n = 100"))
     sink.commit(lake.staged(sink, 2, 2))
     with lake.table.update_schema() as update:
         update.add_column("note", LongType())
@@ -187,39 +171,14 @@ def test_what_the_catalog_names_is_on_disk_before(lake: Lake, monkeypatch: pytes
 # Restores
 
 
-def test_a_restore_commits_its_transactions_and_aborts_all_others(lake: Lake) -> None:
-    sink = lake.opened()
-    kept, lost = lake.staged(sink, 1, 1), lake.staged(sink, 2, 2)
-    sink.write(BATCH, [lake.segment(3)], 9)
-    restored = lake.opened(attempt="a2")
-    restored.recover([kept])
-    assert (lake.rows(), len(lake.data_files())) == ([1], 1)
-    with pytest.raises(SinkTransactionLost, match=r"2-since-0.*another program has deleted"):
-        restored.commit(lost)
-
-
-def test_rows_of_later_checkpoints_are_taken_back_and_shown_again(lake: Lake) -> None:
+def test_a_file_that_was_removed_is_added_again_under_another_name(lake: Lake) -> None:
+    """The expiry of a snapshot may delete what the snapshot has removed."""
     sink = lake.opened()
     for checkpoint_id in range(1, 5):
         sink.commit(lake.staged(sink, checkpoint_id, checkpoint_id))
-    lake.append(100)
-    back = lake.opened(attempt="a2")
-    back.recover([], restored=2)
-    assert lake.rows() == [1, 2, 100]
+    lake.opened(attempt="a2").recover([], restored=2)
     removed = lake.table.current_snapshot()
-    back.commit(lake.staged(back, 5, 30))
-    assert lake.rows() == [1, 2, 30, 100]
-    forth = lake.opened(attempt="a3")
-    forth.recover([], restored=3)  # a savepoint of the first branch
-    assert lake.rows() == [1, 2, 3, 100]
-    forth.commit(lake.staged(forth, 6, 40))
-    again = lake.opened(attempt="a4")
-    again.recover([], restored=5)
-    assert lake.rows() == [1, 2, 30, 100]
-    snapshots = lake.snapshots()
-    lake.opened(attempt="a5").recover([], restored=5)
-    assert lake.snapshots() == snapshots
-    # A file that was removed is added under another name: the expiry of a snapshot may delete what the snapshot has removed.
+    lake.opened(attempt="a3").recover([], restored=4)
     assert removed is not None
     io = lake.table.io
     entries = [entry for manifest in removed.manifests(io) for entry in manifest.fetch_manifest_entry(io, discard_deleted=False)]
@@ -227,8 +186,9 @@ def test_rows_of_later_checkpoints_are_taken_back_and_shown_again(lake: Lake) ->
     assert len(gone) == 2
     for path in gone:
         Path(path.removeprefix("file://")).unlink()
-    lake.opened(attempt="a6").recover([], restored=3)
-    assert lake.rows() == [1, 2, 3, 100]
+    assert lake.rows() == [1, 2, 3, 4]
+    lake.opened(attempt="a4").recover([], restored=3)
+    assert lake.rows() == [1, 2, 3]
 
 
 def test_rows_that_another_program_has_rewritten_cannot_be_taken_back(lake: Lake) -> None:
@@ -257,94 +217,10 @@ def test_files_that_another_program_has_deleted_are_named(lake: Lake) -> None:
     assert lake.rows() == [1]
 
 
-def test_a_savepoint_brings_its_own_files_also_to_a_lake_without_the_table(lake: Lake, tmp_path: Path) -> None:
-    sink = lake.opened()
-    sink.commit(lake.staged(sink, 1, 1))
-    text = lake.staged(sink, 2, 2)
-    files = {name: tmp_path / name for name in sink.transaction_files(text)}
-    for name, file in sink.transaction_files(text).items():
-        files[name].write_bytes(file.read_bytes())
-    lake.opened(attempt="a2").recover([], restored=1)
-    assert len(lake.data_files()) == 1
-    back = lake.opened(attempt="a3")
-    back.restore_transaction(text, files)
-    back.restore_transaction(text, files)
-    back.recover([text], restored=2)
-    assert lake.rows() == [1, 2]
-    assert back.transaction_files(text) == {}
-    elsewhere = Lake(tmp_path / "elsewhere")
-    moved = elsewhere.opened(job_id=2)
-    moved.restore_transaction(text, files)
-    moved.recover([text])
-    assert elsewhere.rows() == [2]
-
-
 # Owners
 
 
-def test_a_late_owner_changes_nothing(lake: Lake) -> None:
-    late = lake.opened(epoch=6, attempt="late")
-    waiting = lake.staged(late, 1, 1)
-    newer = lake.opened(epoch=7, attempt="newer")
-    newer.recover([])
-    newer.commit(lake.staged(newer, 1, 2))
-    staged = lake.staged(newer, 2, 3)
-    before = lake.table.metadata_location
-    for act in (
-        lambda: late.recover([]),
-        lambda: late.recover([], restored=0),
-        late.start_new,
-        lambda: late.commit(waiting.replace("1-since", "9-since")),
-        lambda: late.abort(staged),
-        lambda: lake.opened(epoch=6),
-    ):
-        with pytest.raises(SinkFenced, match=r"epoch 6.*epoch 7.*changes nothing"):
-            act()
-    assert lake.table.metadata_location == before
-    newer.commit(staged)
-    assert lake.rows() == [2, 3]
-
-
-def test_a_newer_owner_between_check_and_commit_wins(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    late = lake.opened(epoch=6, attempt="late")
-    text = lake.staged(late, 1, 1)
-    overtake(monkeypatch, lambda: lake.opened(epoch=7, attempt="newer").recover([]))
-    with pytest.raises(SinkFenced, match=r"epoch 6.*epoch 7"):
-        late.commit(text)
-    assert lake.rows() == []
-
-
-def test_two_processes_that_commit_the_same_transaction_commit_it_once(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = lake.staged(lake.opened(epoch=0), 1, 1)
-    overtake(monkeypatch, lambda: lake.opened(epoch=0, attempt="a3").commit(text))
-    done = lake.opened(epoch=0, attempt="a2").commit(text)
-    assert (done.rows, done.version, lake.rows()) == (1, None, [1])
-
-
 # New starts
-
-
-def test_a_new_start_refuses_keeps_or_replaces_rows_of_earlier_jobs(lake: Lake) -> None:
-    for index in (0, 1):
-        sink = lake.opened(index=index, parallelism=2)
-        sink.start_new()
-        sink.commit(lake.staged(sink, 1, index))
-    lake.append(100)
-    refusing = IcebergSink(NAME, warehouse=lake.path)
-    with pytest.raises(SinkHoldsEarlierRows, match=r"job 1 has committed.*IcebergSink\(at_new_start"):
-        refusing.check_new_start(context(job_id=2))
-    with pytest.raises(SinkPathInUse, match="counts its jobs from 1 again"):
-        IcebergSink(NAME, warehouse=lake.path, at_new_start="keep").check_new_start(context(job_id=1))
-    refusing.check_new_start(context(job_id=1, stage="other"))
-    for job, settings, expected in ((2, {"at_new_start": "keep"}, [0, 1, 2, 100]), (3, {"at_new_start": "replace"}, [3, 100])):
-        IcebergSink(NAME, warehouse=lake.path, **settings).check_new_start(context(job_id=job))  # type: ignore[arg-type]
-        sink = lake.opened(settings=settings, job_id=job, attempt=f"job{job}")
-        sink.start_new()
-        sink.commit(lake.staged(sink, 1, job))
-        assert lake.rows() == expected
-        again = lake.opened(settings=settings, job_id=job, attempt=f"again{job}")
-        again.start_new()
-        assert lake.rows() == expected
 
 
 # Tables and rows that do not fit
@@ -449,18 +325,6 @@ def test_a_column_that_is_dropped_before_the_commit_is_named(lake: Lake) -> None
     with pytest.raises(SinkColumnsMismatch, match="'shop': expected a column of the table, found that it was dropped"):
         sink.commit(text)
     assert lake.rows() == []
-
-
-def test_texts_of_another_sink_are_refused(lake: Lake) -> None:
-    sink = lake.opened()
-    for text in (
-        "{",
-        '{"sink":"parquet","staging":"a","target":"b","files":1}',
-        '{"sink":"delta","transaction":"a","files":1,"rows":1,"bytes":1}',
-        '{"sink":"iceberg","transaction":"../x","files":1,"rows":1,"bytes":1}',
-    ):
-        with pytest.raises(UnreadableSinkTransaction, match="another kind of sink"):
-            sink.commit(text)
 
 
 def test_settings_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

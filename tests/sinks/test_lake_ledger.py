@@ -12,7 +12,7 @@ from dagster_checkpoints.sinks import SinkFenced
 from dagster_checkpoints.sinks.lake.ledger import changed_numbers, read_job, read_ledger
 from dagster_checkpoints.sinks.lake.names import InstanceNames
 from dagster_checkpoints.sinks.ledger import JobLedger, SinkOwner
-from tests.sinks.test_delta_sink import Table
+from tests.sinks.delta_lake import Table
 
 INSTANCE = InstanceNames("flights", "delays", 0)
 CHANGES = st.lists(

@@ -13,8 +13,9 @@ import pytest
 from sqlalchemy import make_url
 
 from bench.postgresql import PostgresqlServer
-from dagster_checkpoints.sinks import SinkCannotTakeBack, SqlSink
+from dagster_checkpoints.sinks import SqlSink
 from dagster_checkpoints.testing import SinkConformance
+from tests.sinks.suites import ReplacesByKey
 
 URL = "DAGSTER_CHECKPOINTS_TEST_POSTGRESQL"
 
@@ -64,33 +65,6 @@ class PostgresqlRows(SinkConformance):
             if connection.execute("SELECT 1 FROM pg_class WHERE relname = %s", [self.table(folder)]).fetchone() is None:
                 return []
             return [n for (n,) in connection.execute(f'SELECT n FROM "{table}"')]  # type: ignore[call-overload]
-
-
-class ReplacesByKey(SinkConformance):
-    older_restore = "rewrites"
-    new_start = "keep"
-    settings: ClassVar[dict[str, Any]] = {"key": "n", "at_new_start": "keep"}
-
-    def test_an_older_checkpoint_is_restored(self, tmp_path: Path) -> None:
-        """And a savepoint of an abandoned branch is refused: rows between may have been replaced by older ones."""
-        job = self._job(tmp_path)
-        job.start()
-        job.write(2)
-        older = job.checkpoint(1)
-        job.write(2)
-        later = job.checkpoint(2, savepoint=True)
-        again = self._job(tmp_path)
-        again.start(older, epoch=2)
-        assert self._rows(tmp_path) == later.visible
-        again.write(1)
-        taken = again.checkpoint(4)
-        assert self._rows(tmp_path) == later.visible
-        with pytest.raises(SinkCannotTakeBack, match="checkpoint 2 "):
-            self._job(tmp_path).start(later, epoch=3)
-        forward = self._job(tmp_path)
-        forward.start(taken, epoch=4)
-        forward.write(7)
-        assert forward.checkpoint(5).visible == self._rows(tmp_path)
 
 
 MARKED = {"checkpoint_column": "checkpoint"}

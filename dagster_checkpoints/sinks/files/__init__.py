@@ -1,11 +1,11 @@
 """A sink that writes files (Parquet, ORC, CSV, JSON) to a directory, S3 or HDFS; readers see those of completed checkpoints.
 
-Read :mod:`sink` first (the life of an instance), then :mod:`instance`, :mod:`transactions` (staged files and their commit) and
-:mod:`restores` (restores of older checkpoints). Below them are :mod:`open_transaction`, :mod:`part_files`, :mod:`encoders` and
-:mod:`text_lines` (rows become files), :mod:`columns` and :mod:`partitions`, :mod:`names` and :mod:`records`, and
-:mod:`target_files` (a file system, or S3) and :mod:`hdfs_files`.
+Read :mod:`sink` first (the settings), then :mod:`target` (staged files and their commit; :mod:`directory_target` is the one whose
+commits are whole directories). Below them are :mod:`open_transaction`, :mod:`part_files`, :mod:`encoders` and :mod:`text_lines`
+(rows become files), :mod:`columns` and :mod:`partitions`, :mod:`names` and :mod:`records`, and :mod:`target_files` (a file
+system, or S3) and :mod:`hdfs_files`.
 """
 
-from dagster_checkpoints.sinks.files.sink import FileSink
+from dagster_checkpoints.sinks.files.sink import FileSink, ParquetSink
 
-__all__ = ["FileSink"]
+__all__ = ["FileSink", "ParquetSink"]

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from dagster_checkpoints.sinks.files.names import COLUMNS
-from dagster_checkpoints.sinks.files.target_files import TargetFiles
 from dagster_checkpoints.systems.errors import SinkColumnsMismatch
+
+if TYPE_CHECKING:
+    from dagster_checkpoints.sinks.files.target_files import TargetFiles
 
 FileFormat = Literal["parquet", "orc", "csv", "json"]
 """The formats of files."""

@@ -28,14 +28,16 @@ OWN = "_dagster_checkpoints"
 STAGE_MARK = f"{OWN}/stage"
 COLUMNS = f"{OWN}/columns"
 MANIFESTS = "_manifests"
+STAGED = ".staged"
+"""With what the names of staged files end."""
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
 _COMMIT = rf"(?P<id>\d+)-job(?P<job>\d+(?:\.\w+)?)-(?P<index>\d+)-(?P<name>{_NAME}-\d{{6,}})"
 _TRANSACTION = re.compile(_COMMIT)
 _PART = re.compile(rf"part-\d{{5,}}-{_COMMIT}\.\w+")
 
-VALID_ATTEMPT = re.compile(_NAME)
-"""A token that can be a part of these names."""
+VALID_NAME = re.compile(_NAME)
+"""What can be a part of these names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class FileCommitName:
     @property
     def staged(self) -> str:
         """The folder of its staged files."""
-        return staged_folder(self.commit.index, self.name)
+        return f"{transactions_folder(self.commit.index)}/{self.name}"
 
     @property
     def transaction(self) -> str:
@@ -86,9 +88,13 @@ class FileCommitName:
         name = f"part-{number:05d}-{self.text}.{extension}"
         return f"{folder}/{name}" if folder else name
 
+    def staged_part(self, number: int) -> str:
+        """The name of a staged file."""
+        return f"{self.staged}/{staged_name(number, STAGED)}"
+
     def taken_back(self, number: int) -> str:
         """The name of a file that was taken back."""
-        return f"{taken_back_folder(self.commit.index)}/{self.text}/{staged_name(number)}"
+        return f"{taken_back_folder(self.commit.index)}/{self.text}/{staged_name(number, STAGED)}"
 
 
 def parse_commit(text: str) -> FileCommitName | None:
@@ -128,18 +134,14 @@ def transactions_folder(index: int) -> str:
     return f"{instance_folder(index)}/staged"
 
 
-def staged_folder(index: int, name: str) -> str:
-    return f"{transactions_folder(index)}/{name}"
-
-
 def transaction_file(folder: str) -> str:
     """The file in a transaction's folder that lists its staged files."""
     return f"{folder}/transaction"
 
 
-def staged_name(number: int) -> str:
+def staged_name(number: int, ending: str) -> str:
     """The name of a staged file in its folder."""
-    return f"{number:05d}.staged"
+    return f"{number:05d}{ending}"
 
 
 def _commit(found: re.Match[str] | None) -> FileCommitName | None:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from dagster_checkpoints.files.durable import link_or_copy
 from dagster_checkpoints.sinks.exact_values import check_values
-from dagster_checkpoints.sinks.files.names import staged_name
+from dagster_checkpoints.sinks.files.names import STAGED, staged_name
 from dagster_checkpoints.sinks.files.part_files import FileLayout, PartFiles
 from dagster_checkpoints.sinks.files.records import StagedPart
 from dagster_checkpoints.sinks.files.target_files import TargetFiles
@@ -33,19 +33,22 @@ class OpenTransaction(ABC):
     Args:
         files: the location.
         folder: the folder of the staged files.
+        ending: with what their names end.
     """
 
-    def __init__(self, files: TargetFiles, folder: str) -> None:
+    def __init__(self, files: TargetFiles, folder: str, ending: str = STAGED) -> None:
         self._files = files
         self._folder = folder
-        self._count = 0
+        self._ending = ending
+        self.placed = 0
+        """Number of files that were staged, deleted ones included."""
 
     @abstractmethod
-    def write(self, sources: Sequence[Path], batch_id: int) -> None:
+    def write(self, sources: Sequence[tuple[Path, int]], batch_id: int) -> None:
         """Add a batch; it replaces what was written under this id before.
 
         Args:
-            sources: the batch's Parquet files, none of which is without rows.
+            sources: the batch's Parquet files, none of which is without rows, with their numbers of rows.
             batch_id: id of the micro-batch.
         """
 
@@ -59,7 +62,7 @@ class OpenTransaction(ABC):
 
     def _place(self, parts: Sequence[tuple[Path, str, int]]) -> list[StagedPart]:
         """Create staged files from files of this machine, with the folders of their partitions and their numbers of rows."""
-        first, self._count = self._count, self._count + len(parts)
+        first, self.placed = self.placed, self.placed + len(parts)
         placed = [
             StagedPart(first + position, folder, rows, file.stat().st_size) for position, (file, folder, rows) in enumerate(parts)
         ]
@@ -70,20 +73,19 @@ class OpenTransaction(ABC):
         self._files.delete(self._name(part) for part in parts)
 
     def _name(self, part: StagedPart) -> str:
-        return f"{self._folder}/{staged_name(part.number)}"
+        return f"{self._folder}/{staged_name(part.number, self._ending)}"
 
 
 class LinkedTransaction(OpenTransaction):
     """A transaction whose files are those that Spark has written."""
 
-    def __init__(self, files: TargetFiles, folder: str) -> None:
-        super().__init__(files, folder)
+    def __init__(self, files: TargetFiles, folder: str, ending: str) -> None:
+        super().__init__(files, folder, ending)
         self._batches: dict[int, list[StagedPart]] = {}
 
-    def write(self, sources: Sequence[Path], batch_id: int) -> None:
+    def write(self, sources: Sequence[tuple[Path, int]], batch_id: int) -> None:
         self._delete(self._batches.pop(batch_id, []))
-        rows = [int(pq.read_metadata(file).num_rows) for file in sources]
-        self._batches[batch_id] = self._place([(file, "", count) for file, count in zip(sources, rows, strict=True)])
+        self._batches[batch_id] = self._place([(file, "", rows) for file, rows in sources])
 
     def close(self) -> list[StagedPart]:
         return [part for batch in self._batches.values() for part in batch]
@@ -116,10 +118,10 @@ class EncodedTransaction(OpenTransaction):
         self._work = self._stack.enter_context(files.work_folder(folder))
         self._linked = 0
 
-    def write(self, sources: Sequence[Path], batch_id: int) -> None:
+    def write(self, sources: Sequence[tuple[Path, int]], batch_id: int) -> None:
         again = batch_id in self._sources
         with self._errors():
-            self._sources[batch_id] = [self._link(file) for file in sources]
+            self._sources[batch_id] = [self._link(file) for file, _ in sources]
             if again:
                 self._delete(self._parts)
                 self._parts, self._writer = [], None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dagster_checkpoints.sinks.files.names import FileCommitName, staged_name
+from dagster_checkpoints.sinks.files.names import FileCommitName
 
 
 class StagedPart(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class StagedParts(msgspec.Struct, frozen=True):
 
     def staged(self, name: FileCommitName) -> list[str]:
         """The names of the files when they are staged."""
-        return [f"{name.staged}/{staged_name(part.number)}" for part in self.parts]
+        return [name.staged_part(part.number) for part in self.parts]
 
     def taken_back(self, name: FileCommitName) -> list[str]:
         """The names of the files when they are taken back."""

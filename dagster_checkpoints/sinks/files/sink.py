@@ -10,15 +10,14 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Never, get_args
 from uuid import uuid4
 
 from dagster_checkpoints.files.urls import local_path, url_scheme
 from dagster_checkpoints.pipeline.number_values import is_count
 from dagster_checkpoints.sinks.base import AtNewStart, SinkContext
 from dagster_checkpoints.sinks.files.columns import FileFormat, check_columns
-from dagster_checkpoints.sinks.files.names import OWN, VALID_ATTEMPT
-from dagster_checkpoints.sinks.files.target_files import LocalTargetFiles, StoredTargetFiles, TargetFiles
+from dagster_checkpoints.sinks.files.names import OWN, VALID_NAME
 from dagster_checkpoints.sinks.target_sink import TargetSink, scope_of
 from dagster_checkpoints.sinks.unwritable import try_directory
 from dagster_checkpoints.systems.errors import InvalidSinkPath
@@ -26,6 +25,7 @@ from dagster_checkpoints.systems.locations import location_of, target_url, uri_o
 
 if TYPE_CHECKING:
     from dagster_checkpoints.sinks.files.target import FileTarget
+    from dagster_checkpoints.sinks.files.target_files import TargetFiles
 
 _SCHEMES = ("file", "s3", "s3a", "webhdfs")
 _OPTIONS = {"s3": ("endpoint_url", "region_name", "profile_name"), "webhdfs": ("user",)}
@@ -156,7 +156,7 @@ class FileSink(TargetSink):
             SinkFenced: a newer run of the pipeline writes there.
             SinkUnavailable: the location cannot be written.
         """
-        if not VALID_ATTEMPT.fullmatch(context.attempt):
+        if not VALID_NAME.fullmatch(context.attempt):
             raise InvalidSinkPath(
                 f"{self}: expected an attempt token that can be part of a file's name, found {context.attempt!r}"
             )
@@ -175,8 +175,10 @@ class FileSink(TargetSink):
             from dagster_checkpoints.sinks.files.hdfs_files import HdfsFiles  # with a library that others do not need
 
             return HdfsFiles(self._url, **self._options)
+        from dagster_checkpoints.sinks.files.target_files import LocalTargetFiles, StoredTargetFiles
+
         path = local_path(self._url)
-        return StoredTargetFiles(self._url, self._options) if path is None else LocalTargetFiles(path)
+        return StoredTargetFiles(self._url, self._options) if path is None else LocalTargetFiles(path, type(self).__name__)
 
     def _check_settings(self) -> None:
         if self.format not in get_args(FileFormat):
@@ -200,3 +202,79 @@ class FileSink(TargetSink):
                 f"{', '.join(known)}, found {', '.join(unknown)}. Credentials come from the environment, from a profile, or from "
                 "the machine's role"
             )
+
+
+_FORMER_MODES = {"append": "keep", "overwrite": "replace"}
+
+
+class ParquetSink(FileSink):
+    """Commits a stage's rows as Parquet files below a directory, whose readers see all files of a commit or none.
+
+    Args:
+        path: directory on a local file system, or on one that every machine of the run mounts at the same
+            path. Only one stage of one pipeline may write to it.
+        at_new_start: what a new start, not a resumption, does with rows that an earlier job has committed to the directory:
+            ``refuse`` (default) stops the run before Spark starts, ``keep`` leaves them beside the new job's rows, ``replace``
+            removes them when the new job begins. Files that the sink has not written are never removed.
+
+    Raises:
+        InvalidSinkPath: the path is an object store's URL, or empty.
+        ValueError: ``at_new_start`` is not one of the three values.
+        TypeError: an unknown setting, or ``at_new_start`` by its former name, ``mode``.
+
+    Examples:
+        >>> sink = ParquetSink("/data/hourly_delays", at_new_start="replace")
+    """
+
+    kind = "parquet"
+    noun = "directory"
+
+    def __init__(self, path: str | os.PathLike[str], at_new_start: AtNewStart = "refuse", **former: Never) -> None:
+        if "mode" in former:
+            raise TypeError(_renamed(f"mode={former['mode']!r}", former["mode"]))
+        if former:
+            raise TypeError(f"ParquetSink has the settings path and at_new_start, found {', '.join(former)}")
+        if at_new_start not in get_args(AtNewStart) and at_new_start in _FORMER_MODES:
+            raise ValueError(_renamed(f"at_new_start={at_new_start!r}", at_new_start))
+        text = os.fspath(path)
+        if not text.strip() or (url_scheme(text) is not None and local_path(text) is None):
+            raise InvalidSinkPath(
+                f"expected a path on a local or mounted file system, such as /data/hourly_delays, found "
+                f"{text!r}. ParquetSink commits by renaming a directory, which object stores cannot do: mount "
+                "the object store as a file system, or use another sink"
+            )
+        super().__init__(text, at_new_start=at_new_start)
+
+    def __repr__(self) -> str:
+        return f"ParquetSink({self._url!r}, at_new_start={self.at_new_start!r})"
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return Path(self._url)
+
+    def open(self, context: SinkContext) -> None:
+        """Prepare for writing.
+
+        Raises:
+            SinkPathInUse: the directory belongs to another stage or pipeline.
+            SinkFenced: a newer run of the pipeline writes there.
+            SinkUnavailable: the directory cannot be written.
+        """
+        if not VALID_NAME.fullmatch(context.stage):
+            raise InvalidSinkPath(f"{self}: expected a stage name that can name a directory, found {context.stage!r}")
+        super().open(context)
+
+    def new_target(self) -> FileTarget:
+        from dagster_checkpoints.sinks.files.directory_target import DirectoryTarget
+
+        return DirectoryTarget(self.path, type(self).__name__, str(self))
+
+
+def _renamed(found: str, former: str) -> str:
+    now = f"at_new_start={_FORMER_MODES[former]!r}" if former in _FORMER_MODES else "'refuse', 'keep' or 'replace'"
+    return (
+        f"expected ParquetSink(path, at_new_start=...), found {found}: the setting is called at_new_start now; "
+        f"mode='append' is at_new_start='keep', mode='overwrite' is at_new_start='replace'. Write {now}; the default, 'refuse', "
+        "stops a new start that finds rows of an earlier job"
+    )

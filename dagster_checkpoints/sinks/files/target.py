@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import pyarrow.parquet as pq
@@ -28,13 +29,13 @@ from dagster_checkpoints.sinks.files.names import (
     MANIFESTS,
     OWN,
     STAGE_MARK,
+    STAGED,
     FileCommitName,
     commit_of_part,
     commits_folder,
     former_owner,
     ledger_name,
     parse_commit,
-    staged_folder,
     staged_name,
     taken_back_folder,
     transaction_file,
@@ -45,7 +46,7 @@ from dagster_checkpoints.sinks.files.part_files import FileLayout
 from dagster_checkpoints.sinks.files.records import PARTS, FileManifest, ManifestFile, StagedParts
 from dagster_checkpoints.sinks.files.target_files import TargetFiles
 from dagster_checkpoints.sinks.ledger import Commit, Ledger, Moves, Staged, encode_ledger, stored_ledger
-from dagster_checkpoints.sinks.parquet_files import arrow_schema, spark_schema
+from dagster_checkpoints.sinks.parquet_files import arrow_schema, parquet_rows, spark_schema
 from dagster_checkpoints.sinks.stage_mark import encoded, mark_of, read_mark
 from dagster_checkpoints.sinks.target import Batch, Guard, Sealed, SteppedTarget
 from dagster_checkpoints.sinks.temporary_folder import TemporaryFolder
@@ -72,6 +73,11 @@ class FileTarget(SteppedTarget):
         sink: the sink as errors name it.
     """
 
+    mark: ClassVar[str] = STAGE_MARK
+    """The file that names the stage."""
+    ending: ClassVar[str] = STAGED
+    """With what the names of linked files end, with the transaction's name."""
+
     def __init__(self, files: TargetFiles, layout: FileLayout, *, manifests: bool, sink: str) -> None:
         self._files = files
         self._layout = layout
@@ -81,6 +87,7 @@ class FileTarget(SteppedTarget):
         self._fitted = False
         self._copies: TemporaryFolder | None = None
         self._parts: dict[str, StagedParts] = {}
+        self._history = ""
 
     @property
     def place(self) -> str:
@@ -99,9 +106,11 @@ class FileTarget(SteppedTarget):
 
     def check_stage(self, scope: SinkScope) -> None:
         """Check that the location is the stage's, or has no stage yet. Raises SinkPathInUse."""
-        data = self._files.read(STAGE_MARK)
+        self._scope = scope
+        data = self._files.read(self.mark)
         if data is not None:
-            read_mark(data, scope, self._files.place, f"{self._files.place}/{STAGE_MARK}")
+            self._history = read_mark(data, scope, self._files.place, f"{self._files.place}/{self.mark}").history
+        self._check_format([scope.index])
 
     def check_layout(self) -> None:
         """Check that the files there have this layout. Raises SinkColumnsMismatch."""
@@ -130,11 +139,11 @@ class FileTarget(SteppedTarget):
     # A run
 
     def open(self, scope: SinkScope, guard: Guard) -> None:
-        if not self._files.create(STAGE_MARK, encoded(mark_of(scope))):
-            self.check_stage(scope)
-        self._check_format([scope.index])
-        self._scope, self._guard = scope, guard
-        self._ledger = self._files.ledger_file(ledger_name(scope.index))
+        self._files.create(self.mark, encoded(mark_of(scope)))
+        self.check_stage(scope)
+        self._guard = guard
+        ledger, self._transactions = self._places(scope)
+        self._ledger = self._files.ledger_file(ledger)
 
     def close(self) -> None:
         self._drop_copies()
@@ -156,16 +165,16 @@ class FileTarget(SteppedTarget):
     # Staged files
 
     def stage(self, name: str, batch: Batch) -> None:
-        sources = [file for file in batch.files if pq.read_metadata(file).num_rows]
+        sources = [(file, rows) for file in batch.files if (rows := parquet_rows(file))]
         if sources and not self._fitted:
-            agree_on_columns(self._files, self.columns_of(sources[0], self._scope.job))
+            self._agree(self.columns_of(sources[0][0], self._scope.job))
             self._fitted = True
         if name not in self._current:
             if not sources:
                 return
-            folder = staged_folder(self._scope.index, name)
+            folder = f"{self._transactions}/{name}"
             self._current[name] = (
-                LinkedTransaction(self._files, folder)
+                LinkedTransaction(self._files, folder, self.ending.format(name=name))
                 if self._layout.links
                 else EncodedTransaction(self._files, folder, self._layout, self._sink)
             )
@@ -175,19 +184,19 @@ class FileTarget(SteppedTarget):
         current = self._current.get(name)
         parts = current.close() if current is not None else []
         self._current.pop(name, None)
-        if not parts:
+        if current is None or not parts:
             return None
         staged = StagedParts(self._layout.format, tuple(parts))
-        self._files.put(transaction_file(staged_folder(self._scope.index, name)), msgspec.json.encode(staged))
+        self._list(FileCommitName(commit, name), staged, replaced=current.placed > len(parts))
         return Sealed(sum(part.rows for part in parts), sum(part.bytes for part in parts), len(parts))
 
     def staged(self) -> list[str]:
-        return self._files.folders(f"{transactions_folder(self._scope.index)}/")
+        return self._files.folders(f"{self._transactions}/")
 
     def discard(self, names: Sequence[str]) -> None:
         for name in names:
             self._guard(self.read_ledger())
-            self._delete_staged(staged_folder(self._scope.index, name))
+            self._delete_staged(f"{self._transactions}/{name}")
 
     def copies(self, staged: Staged) -> dict[str, Path]:
         name, parts = self._transaction(staged)
@@ -195,7 +204,7 @@ class FileTarget(SteppedTarget):
         self._drop_copies()
         self._copies = TemporaryFolder()
         stored = {_IN_SAVEPOINT: name.transaction}
-        stored |= {staged_name(part.number): file for part, file in zip(parts.parts, parts.staged(name), strict=True)}
+        stored |= {staged_name(part.number, STAGED): file for part, file in zip(parts.parts, parts.staged(name), strict=True)}
         return {saved: self._files.on_this_machine(file, self._copies.path) for saved, file in stored.items()}
 
     def restage(self, staged: Staged, files: Mapping[str, Path]) -> None:
@@ -210,7 +219,7 @@ class FileTarget(SteppedTarget):
         data = files[_IN_SAVEPOINT].read_bytes()
         parts = PARTS.decode(data)
         self._delete_staged(name.staged)  # a crash has interrupted an earlier restore
-        sources = [files[staged_name(part.number)] for part in parts.parts]
+        sources = [files[staged_name(part.number, STAGED)] for part in parts.parts]
         self._files.place_all(dict(zip(parts.staged(name), sources, strict=True)))
         self._files.put(name.transaction, data)
 
@@ -291,6 +300,30 @@ class FileTarget(SteppedTarget):
         if lost:
             raise self._lost(name, lost)
 
+    # What a target whose commits are whole directories has otherwise
+
+    def _places(self, scope: SinkScope) -> tuple[str, str]:
+        """The instance's ledger, and the folder of its staged transactions."""
+        return ledger_name(scope.index), transactions_folder(scope.index)
+
+    def _former(self, indices: Iterable[int]) -> list[str]:
+        """Files by which the records of an earlier release are known."""
+        return [name for index in indices for name in self._files.names(former_owner(index))]
+
+    def _agree(self, own: FileColumns) -> None:
+        """Refuse rows with other columns than the files that are there."""
+        agree_on_columns(self._files, own)
+
+    def _list(self, name: FileCommitName, parts: StagedParts, *, replaced: bool) -> None:
+        """Make durable which files a transaction has.
+
+        Args:
+            name: the transaction.
+            parts: its files.
+            replaced: whether other files of it were deleted.
+        """
+        self._files.put(name.transaction, msgspec.json.encode(parts))
+
     # Records
 
     def _transaction(self, staged: Staged) -> tuple[FileCommitName, StagedParts]:
@@ -366,7 +399,7 @@ class FileTarget(SteppedTarget):
         return sorted(int(name) for name in self._files.folders(f"{OWN}/") if name.isdigit())
 
     def _check_format(self, indices: Iterable[int]) -> None:
-        former = [name for index in indices for name in self._files.names(former_owner(index))]
+        former = self._former(indices)
         if former:
             raise SinkPathInUse(
                 f"{self._sink}: expected no record of an earlier release of dagster-checkpoints in {self._files.place}, found "

@@ -129,24 +129,26 @@ class StoreFiles(TargetFiles):
 
     Args:
         store: the store whose root is the location.
+        sink: the kind of sink, for errors.
     """
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, sink: str = "FileSink") -> None:
         self._store = store
+        self._sink = sink
 
     def read(self, name: str) -> bytes | None:
-        with available(self.place):
+        with available(self.place, self._sink):
             try:
                 return self._store.get(name)
             except NotFound:
                 return None
 
     def put(self, name: str, data: bytes) -> None:
-        with available(self.place):
+        with available(self.place, self._sink):
             self._store.put(name, data)
 
     def create(self, name: str, data: bytes) -> bool:
-        with available(self.place):
+        with available(self.place, self._sink):
             try:
                 self._store.put(name, data, "create")
             except AlreadyExists:
@@ -154,28 +156,28 @@ class StoreFiles(TargetFiles):
         return True
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
-        with available(self.place):
+        with available(self.place, self._sink):
             for info in self._store.list(prefix):
                 yield info.key, info.size
 
     def folders(self, prefix: str) -> list[str]:
-        with available(self.place):
+        with available(self.place, self._sink):
             return list(self._store.folders(prefix))
 
     def missing(self, names: Sequence[str]) -> list[str]:
-        with available(self.place):
+        with available(self.place, self._sink):
             found = self._each(lambda name: self._store.head(name) is not None, names)
         return [name for name, exists in zip(names, found, strict=True) if not exists]
 
     def delete(self, names: Iterable[str]) -> None:
-        with available(self.place):
+        with available(self.place, self._sink):
             self._store.delete(names)
 
     def ledger_file(self, name: str) -> LedgerFile:
         folder, _, file = name.rpartition("/")
         store = self._store.sibling(f"{self._store.url}/{folder}")
         assert store is not None  # the same kind of URL
-        return StoredLedgerFile(store, file)
+        return StoredLedgerFile(store, file, self._sink)
 
     def _each(self, work: Callable[[T], R], values: Sequence[T]) -> list[R]:
         return [work(value) for value in values]
@@ -187,19 +189,18 @@ class StoredLedgerFile:
     Args:
         store: the object store.
         name: the file's name.
+        sink: the kind of sink, for errors.
     """
 
-    def __init__(self, store: ObjectStore, name: str) -> None:
+    def __init__(self, store: ObjectStore, name: str, sink: str) -> None:
         self._store = store
         self._name = name
+        self._sink = sink
         self._etag: str | None = None
-
-    @property
-    def place(self) -> str:
-        return f"{self._store.url}/{self._name}"
+        self.place = f"{store.url}/{name}"
 
     def read(self) -> bytes | None:
-        with available(self.place):
+        with available(self.place, self._sink):
             try:
                 data, self._etag = self._store.get_with_etag(self._name)
             except NotFound:
@@ -208,7 +209,7 @@ class StoredLedgerFile:
         return data
 
     def replace(self, data: bytes) -> None:
-        with available(self.place):
+        with available(self.place, self._sink):
             try:
                 condition: PutMode = "create" if self._etag is None else UpdateVersion(self._etag)
                 self._etag = self._store.put(self._name, data, condition)
@@ -221,10 +222,11 @@ class LocalTargetFiles(StoreFiles):
 
     Args:
         root: the location.
+        sink: the kind of sink, for errors.
     """
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(LocalStore(root))
+    def __init__(self, root: Path, sink: str) -> None:
+        super().__init__(LocalStore(root), sink)
         self._root = root
 
     @property
@@ -234,19 +236,19 @@ class LocalTargetFiles(StoreFiles):
     @contextmanager
     def work_folder(self, name: str) -> Iterator[Path]:
         # Below the location: files are then linked to their names, not copied to another file system.
-        with available(self._root):
+        with available(self._root, self._sink):
             make_directory(self._root / name, self._root)
             folder = tempfile.TemporaryDirectory(prefix="writing-", dir=self._root / name, ignore_cleanup_errors=True)
         with folder as path:
             yield Path(path)
 
     def place_all(self, sources: Mapping[str, Path]) -> None:
-        with available(self._root):
+        with available(self._root, self._sink):
             place_all(sources, self._root)
 
     def move(self, moves: Sequence[tuple[str, str, int]]) -> list[int]:
         missing, changed = [], set()
-        with available(self._root):
+        with available(self._root, self._sink):
             for position, (present, new, _) in enumerate(moves):
                 source, target = self._root / present, self._root / new
                 if self._rename(source, target, known=target.parent in changed):
@@ -335,17 +337,18 @@ def in_parallel(work: Callable[[T], R], values: Sequence[T]) -> list[R]:
 
 
 @contextmanager
-def available(location: str | Path) -> Iterator[None]:
+def available(location: str | Path, sink: str = "FileSink") -> Iterator[None]:
     """Raise InvalidSinkPath or SinkUnavailable for the errors of storage, and for those of the file system.
 
     Args:
         location: a directory, or the URL of another place.
+        sink: the kind of sink, for errors.
     """
-    place = location if url_scheme(str(location)) else Path(location)
     try:
         yield
     except (StorageError, OSError) as error:
-        known = place_error(error, "FileSink", place)
+        place = location if url_scheme(str(location)) else Path(location)
+        known = place_error(error, sink, place)
         if known is None and isinstance(error, OSError) and not isinstance(place, Path):
             raise  # of a copy on this machine
-        raise known or SinkUnavailable(f"FileSink: cannot write to {place}: {error}. Another attempt may succeed") from error
+        raise known or SinkUnavailable(f"{sink}: cannot write to {place}: {error}. Another attempt may succeed") from error

@@ -1,0 +1,127 @@
+"""What tests of Delta and Iceberg tables have in common: the instance, and files of micro-batches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar, Generic, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dagster_checkpoints.sinks import SinkContext, TwoPhaseCommitSink
+
+BATCH: Any = SimpleNamespace()
+S = TypeVar("S", bound=TwoPhaseCommitSink)
+
+
+def context(**changes: Any) -> SinkContext:
+    values: dict[str, Any] = {
+        "pipeline": "flights",
+        "stage": "delays",
+        "instance": "0",
+        "index": 0,
+        "parallelism": 1,
+        "job_id": 1,
+        "attempt": "a1",
+        "history": "h1",
+        "epoch": 1,
+    }
+    return SinkContext(**{**values, **changes})
+
+
+class LakeRows(ABC, Generic[S]):
+    """A table in a directory, and rows for it.
+
+    Args:
+        folder: an empty directory.
+    """
+
+    commits: ClassVar[tuple[Any, str]]
+    """The class and the method by which a library commits."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "lake"
+        self._work = folder / "work"
+        self._work.mkdir(parents=True)
+        self._written = 0
+
+    @abstractmethod
+    def sink(self, **settings: Any) -> S: ...
+
+    @abstractmethod
+    def found(self) -> pa.Table | None:
+        """All rows as readers see them; None if there is no table."""
+
+    @abstractmethod
+    def files(self) -> set[Path]:
+        """The data files of the table's newest version."""
+
+    @abstractmethod
+    def version(self) -> object:
+        """The table's version, which each commit changes."""
+
+    @abstractmethod
+    def data_files(self) -> list[Path]:
+        """The files that the sink has written."""
+
+    @abstractmethod
+    def append(self, *rows: int, **columns: Any) -> None:
+        """Another program adds rows."""
+
+    @abstractmethod
+    def rewrite(self) -> None:
+        """Another program writes all rows again."""
+
+    @abstractmethod
+    def delete(self, where: str) -> None:
+        """Another program deletes rows."""
+
+    def rows(self) -> list[int]:
+        """The column n as readers see it."""
+        found = self.found()
+        return [] if found is None else sorted(found["n"].to_pylist())
+
+    def sorted_rows(self, *names: str) -> list[tuple[Any, ...]]:
+        """All rows, or these columns of them."""
+        found = self.found()
+        assert found is not None
+        return sorted((tuple(row.values()) for row in found.select(names or found.column_names).to_pylist()), key=repr)
+
+    def remainders(self) -> list[Path]:
+        """The files with what remains of rows that were replaced by key."""
+        return [file for file in self.data_files() if file.parent.name == "remainders"]
+
+    def opened(self, *, settings: Any = None, **changes: Any) -> S:
+        sink = self.sink(**(settings or {}))
+        sink.open(context(**changes))
+        return sink
+
+    def segment(self, *rows: int, **columns: Any) -> str:
+        """A Parquet file of a micro-batch, as the runtime writes it."""
+        data = columns or {"n": pa.array(rows, pa.int64())}
+        self._written += 1
+        file = self._work / f"segment-{self._written}.snappy.parquet"
+        pq.write_table(pa.table(data), file)
+        return str(file)
+
+    def staged(self, sink: S, checkpoint_id: int, *rows: int, **columns: Any) -> str:
+        sink.write(BATCH, [self.segment(*rows, **columns)], checkpoint_id)
+        transaction = sink.pre_commit(checkpoint_id)
+        assert transaction is not None
+        return transaction
+
+    def overtake(self, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+        """Let another program act between the plan of the next commit and the commit."""
+        owner, name = self.commits
+        real = getattr(owner, name)
+
+        def overtaken(*arguments: Any, **keywords: Any) -> Any:
+            monkeypatch.setattr(owner, name, real)
+            act()
+            return real(*arguments, **keywords)
+
+        monkeypatch.setattr(owner, name, overtaken)
