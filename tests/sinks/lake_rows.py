@@ -1,36 +1,20 @@
-"""What tests of Delta and Iceberg tables have in common: the instance, and files of micro-batches."""
+"""What tests of Delta and Iceberg tables have in common: a table in a directory, and files of micro-batches."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_checkpoints.sinks import SinkContext, TwoPhaseCommitSink
+from dagster_checkpoints.sinks import TwoPhaseCommitSink
+from tests.sinks.sink_instance import BATCH, context
 
-BATCH: Any = SimpleNamespace()
 S = TypeVar("S", bound=TwoPhaseCommitSink)
-
-
-def context(**changes: Any) -> SinkContext:
-    values: dict[str, Any] = {
-        "pipeline": "flights",
-        "stage": "delays",
-        "instance": "0",
-        "index": 0,
-        "parallelism": 1,
-        "job_id": 1,
-        "attempt": "a1",
-        "history": "h1",
-        "epoch": 1,
-    }
-    return SinkContext(**{**values, **changes})
 
 
 class LakeRows(ABC, Generic[S]):

@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from dagster_checkpoints.sinks import SinkColumnsMismatch, SinkPathInUse, SinkRowsRefused
 from tests.sinks.delta_lake import Table
-from tests.sinks.lake_rows import context
+from tests.sinks.sink_instance import context
 from tests.sinks.test_lake_by_key import DAY, MOMENT, Job, rows
 
 

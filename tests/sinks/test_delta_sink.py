@@ -30,7 +30,7 @@ from dagster_checkpoints.sinks import (
 from dagster_checkpoints.sinks.delta.log import DeltaLog
 from dagster_checkpoints.sinks.lake.table_log import LakeChange
 from tests.sinks.delta_lake import Table
-from tests.sinks.lake_rows import BATCH, context
+from tests.sinks.sink_instance import BATCH, context
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from pyiceberg.catalog import load_catalog
 
 from dagster_checkpoints.sinks import IcebergSink, SinkFenced, SinkUnavailable
 from tests.sinks.iceberg_lake import NAME
-from tests.sinks.lake_rows import BATCH, context
 from tests.sinks.rest_catalog import Answer, RestCatalogServer, running_rest_catalog
+from tests.sinks.sink_instance import BATCH, context
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from dagster_checkpoints.sinks import (
 )
 from dagster_checkpoints.systems.iceberg_catalogs import catalog_settings
 from tests.sinks.iceberg_lake import NAME, Lake
-from tests.sinks.lake_rows import BATCH, context
+from tests.sinks.sink_instance import BATCH, context
 
 
 @pytest.fixture

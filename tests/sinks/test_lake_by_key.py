@@ -27,7 +27,8 @@ from dagster_checkpoints.sinks import (
 from dagster_checkpoints.sinks.lake import replaced_rows
 from tests.sinks.delta_lake import Table
 from tests.sinks.iceberg_lake import Lake
-from tests.sinks.lake_rows import BATCH, LakeRows, context
+from tests.sinks.lake_rows import LakeRows
+from tests.sinks.sink_instance import BATCH, context
 
 DAY = date(2024, 1, 1)
 MOMENT = datetime(2024, 3, 1, 12, 30, 45, 123456, tzinfo=UTC)

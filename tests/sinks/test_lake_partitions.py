@@ -17,7 +17,8 @@ from dagster_checkpoints.pipeline.errors import UnboundedSinkError
 from dagster_checkpoints.sinks import SinkCannotTakeBack, SinkColumnsMismatch, SinkHoldsEarlierRows
 from tests.sinks.delta_lake import Table
 from tests.sinks.iceberg_lake import Lake
-from tests.sinks.lake_rows import LakeRows, context
+from tests.sinks.lake_rows import LakeRows
+from tests.sinks.sink_instance import context
 
 SETTINGS: dict[str, Any] = {"partition_by": ["day", "shop"], "overwrite_partitions": True, "at_new_start": "keep"}
 MON, TUE, WED = (date(2024, 1, day) for day in (1, 2, 3))

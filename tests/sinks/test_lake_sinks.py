@@ -11,7 +11,8 @@ import pytest
 from dagster_checkpoints.sinks import SinkFenced, SinkHoldsEarlierRows, SinkPathInUse, SinkTransactionLost
 from tests.sinks.delta_lake import Table
 from tests.sinks.iceberg_lake import Lake
-from tests.sinks.lake_rows import BATCH, LakeRows, context
+from tests.sinks.lake_rows import LakeRows
+from tests.sinks.sink_instance import BATCH, context
 
 
 @pytest.fixture(params=[Table, Lake])

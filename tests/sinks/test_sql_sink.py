@@ -52,8 +52,7 @@ from dagster_checkpoints.sinks.branches import Branch, Branches, overwritten
 from dagster_checkpoints.sinks.transaction_copies import TransactionCopies
 from dagster_checkpoints.systems.sql_address import sql_address
 from dagster_checkpoints.systems.sql_database import DatabaseFailure, failure_of
-
-BATCH: Any = SimpleNamespace()
+from tests.sinks.sink_instance import BATCH, context
 
 
 @dataclass
@@ -88,9 +87,9 @@ class Database:
     def sink(self, **settings: Any) -> SqlSink:
         return SqlSink(self.url, settings.pop("table", "t"), **settings)
 
-    def opened(self, context: SinkContext | None = None, **settings: Any) -> SqlSink:
+    def opened(self, for_: SinkContext | None = None, **settings: Any) -> SqlSink:
         sink = self.sink(**settings)
-        sink.open(context or _context())
+        sink.open(for_ or context())
         return sink
 
     def write(self, sink: SqlSink, table: pa.Table, batch_id: int = 0) -> None:
@@ -104,21 +103,6 @@ class Database:
         transaction = sink.pre_commit(checkpoint_id)
         assert transaction is not None
         return transaction
-
-
-def _context(**changes: Any) -> SinkContext:
-    values: dict[str, Any] = {
-        "pipeline": "flights",
-        "stage": "delays",
-        "instance": "0",
-        "index": 0,
-        "parallelism": 1,
-        "job_id": 1,
-        "attempt": "a1",
-        "history": "h1",
-        "epoch": 1,
-    }
-    return SinkContext(**{**values, **changes})
 
 
 def _numbers(*numbers: int) -> pa.Table:
@@ -235,7 +219,7 @@ def test_a_schema(server: Database) -> None:
     assert server.rows('SELECT * FROM "Ware house".t ORDER BY 1') == [(1, "1-job1-0"), (2, "1-job1-0")]
     assert server.tables() == []
     assert sink.table_name == "Ware house.t"
-    older = server.opened(_context(epoch=2), schema="Ware house", checkpoint_column="made by")
+    older = server.opened(context(epoch=2), schema="Ware house", checkpoint_column="made by")
     older.recover([], restored=0)
     assert server.rows('SELECT * FROM "Ware house".t') == []
     server.run('DROP SCHEMA "Ware house" CASCADE')
@@ -394,7 +378,7 @@ def test_staged_rows_are_not_in_the_table(database: Database) -> None:
 def test_a_commit_of_unknown_outcome(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection is lost after the server has committed: the second try finds the commit."""
     for call in ("write", "commit", "restore"):
-        sink = database.opened(_context(attempt=call), table=f"t_{call}")
+        sink = database.opened(context(attempt=call), table=f"t_{call}")
         transaction = "" if call == "write" else database.staged(sink, 1, 1, 2)
         files: dict[str, Path] = {}
         if call == "restore":
@@ -431,7 +415,7 @@ def _lose_connection_after_the_next_commit(dialect: Any, monkeypatch: pytest.Mon
 def test_an_older_owner_is_refused_within_the_transaction(database: Database) -> None:
     older = database.opened()
     late, rest = database.staged(older, 1, 1), database.staged(older, 2, 2)
-    newer = database.opened(_context(epoch=2))
+    newer = database.opened(context(epoch=2))
     calls: list[Callable[[], object]] = [
         lambda: older.commit(late),
         lambda: older.abort(rest),
@@ -501,7 +485,7 @@ def test_the_server_is_away_for_a_while(server: Database, postgresql: Postgresql
     try:
         impatient = server.sink(retry_for=0.3)
         with pytest.raises(SinkUnavailable, match=r"(?s)within 0\.3 s.*Nothing was lost") as raised:
-            impatient.open(_context())
+            impatient.open(context())
         assert not raised.value.repeats
         assert PASSWORD not in str(raised.value)
     finally:
@@ -519,7 +503,7 @@ def test_wrong_access_is_told_at_once(postgresql: PostgresqlServer, sqlite: Data
         (sqlite.folder / "dir.db").mkdir(exist_ok=True)
         began = time.monotonic()
         with pytest.raises(InvalidSinkDatabase, match="expected access to the database") as raised:
-            SqlSink(url, "t", retry_for=600).check_new_start(_context())
+            SqlSink(url, "t", retry_for=600).check_new_start(context())
         assert time.monotonic() - began < 300, "it is not repeated"
         assert raised.value.__cause__ is None and raised.value.__suppress_context__
         for secret in (wrong, PASSWORD):
@@ -563,19 +547,19 @@ def test_what_an_error_of_the_driver_means(error: Any, failure: DatabaseFailure)
 
 def test_rows_that_the_sink_has_not_written(database: Database) -> None:
     database.run("CREATE TABLE t (n BIGINT)")
-    database.sink().check_new_start(_context())
+    database.sink().check_new_start(context())
     database.run("INSERT INTO t VALUES (7)")
     for choice in ("refuse", "replace"):
         with pytest.raises(SinkPathInUse, match="at_new_start='keep'"):
-            database.sink(at_new_start=choice).check_new_start(_context())
+            database.sink(at_new_start=choice).check_new_start(context())
     sink = database.sink(at_new_start="keep")
-    sink.check_new_start(_context())
-    sink.open(_context())
+    sink.check_new_start(context())
+    sink.open(context())
     sink.start_new()
     sink.commit(database.staged(sink, 1, 1))
     assert database.rows() == [(1,), (7,)]
     with pytest.raises(SinkPathInUse, match="checkpoint_column"):
-        database.sink(at_new_start="replace").check_new_start(_context(job_id=2))
+        database.sink(at_new_start="replace").check_new_start(context(job_id=2))
 
 
 def test_a_new_start_replaces_only_the_rows_of_earlier_jobs(database: Database) -> None:
@@ -584,7 +568,7 @@ def test_a_new_start_replaces_only_the_rows_of_earlier_jobs(database: Database) 
     first = database.opened(**settings)
     first.commit(database.staged(first, 1, 1))
     settings["at_new_start"] = "replace"
-    jobs = [_context(job_id=2, epoch=2, index=index, parallelism=2) for index in (0, 1)]
+    jobs = [context(job_id=2, epoch=2, index=index, parallelism=2) for index in (0, 1)]
     database.sink(**settings).check_new_start(jobs[0])
     second, other = (database.opened(job, **settings) for job in jobs)
     second.start_new()
@@ -595,29 +579,29 @@ def test_a_new_start_replaces_only_the_rows_of_earlier_jobs(database: Database) 
 
 def test_refused_new_starts(database: Database) -> None:
     sink = database.sink()
-    sink.check_new_start(_context())
+    sink.check_new_start(context())
     if database.kind == "sqlite":
         assert not (database.folder / "data.db").exists(), "the check changes nothing"
-    sink.open(_context())
+    sink.open(context())
     sink.start_new()
     sink.commit(database.staged(sink, 1, 1))
     with pytest.raises(SinkHoldsEarlierRows, match=r"job 1 .*'keep'.*'replace'"):
-        sink.check_new_start(_context(job_id=2))
+        sink.check_new_start(context(job_id=2))
     with pytest.raises(SinkPathInUse, match=r"job 1.*emptied or exchanged"):
-        sink.check_new_start(_context(job_id=1))
+        sink.check_new_start(context(job_id=1))
     for changes in ({"stage": "other"}, {"pipeline": "other"}):
         with pytest.raises(SinkPathInUse, match="delays"):
-            sink.check_new_start(_context(job_id=2, **changes))
+            sink.check_new_start(context(job_id=2, **changes))
         with pytest.raises(SinkPathInUse, match="delays"):
-            database.opened(_context(**changes))
+            database.opened(context(**changes))
     database.run("DELETE FROM t")
-    sink.check_new_start(_context(job_id=2))
+    sink.check_new_start(context(job_id=2))
 
 
 def test_jobs_of_another_storage_have_other_names(database: Database) -> None:
     first = database.opened(checkpoint_column="c")
     first.commit(database.staged(first, 1, 1))
-    second = database.opened(_context(history="h2", epoch=1), checkpoint_column="c", at_new_start="keep")
+    second = database.opened(context(history="h2", epoch=1), checkpoint_column="c", at_new_start="keep")
     second.start_new()
     second.commit(database.staged(second, 1, 2))
     assert database.rows() == [(1, "1-job1-0"), (2, "1-job1.h2-0")]
@@ -630,7 +614,7 @@ def test_rows_that_were_taken_back_and_deleted(database: Database) -> None:
     sink = database.opened(checkpoint_column="c")
     for checkpoint_id in (1, 2):
         sink.commit(database.staged(sink, checkpoint_id, checkpoint_id))
-    again = database.opened(_context(epoch=2), checkpoint_column="c")
+    again = database.opened(context(epoch=2), checkpoint_column="c")
     again.recover([], restored=1)
     again.commit(database.staged(again, 3, 3))
     assert database.rows("SELECT n FROM t ORDER BY n") == [(1,), (3,)]
@@ -669,7 +653,7 @@ def test_the_url_is_never_shown(postgresql: PostgresqlServer, monkeypatch: pytes
     monkeypatch.setenv("WAREHOUSE", server.url)
     sinks = [server.sink(), SqlSink(dg.EnvVar("WAREHOUSE"), "t"), SqlSink(lambda: server.url, "t")]
     for sink in sinks:
-        sink.open(_context())
+        sink.open(context())
         shown = [repr(sink), sink.uri, sink.location, sink.table_name, server.staged(sink, 1, 1)]
         with pytest.raises(SinkError) as raised:
             server.write(sink, pa.table({"n": [None, "x"]}))
@@ -682,7 +666,7 @@ def test_the_url_is_never_shown(postgresql: PostgresqlServer, monkeypatch: pytes
     monkeypatch.delenv("WAREHOUSE")
     assert sinks[1].location == "$WAREHOUSE//t"
     with pytest.raises(InvalidSinkDatabase, match="environment variable WAREHOUSE"):
-        sinks[1].check_new_start(_context())
+        sinks[1].check_new_start(context())
 
 
 def test_secrets_in_the_text_of_an_error_are_replaced() -> None:
