@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_checkpoints import Pipeline, savepoint_asset
+from dagster_checkpoints import Pipeline, PipelineRunConfig, savepoint_asset
 from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.plugin.savepoints import SavepointAsset, SavepointRetention, record_savepoint
 from dagster_checkpoints.plugin.savepoints.metadata import read_savepoint, resume_metadata
@@ -284,8 +284,9 @@ def resume(
         job_name: str, repository: str = "__repository__", selection: frozenset[dg.AssetKey] | None = None, has_job: bool = True
     ) -> tuple[Any, Any, str]:
         origin = RemoteJobOrigin(RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("the location"), repository), job_name)
+        defaults = PipelineRunConfig().model_dump()  # as the launchpad fills them in
         config = {
-            "ops": {"pipeline_op": {"config": {"restore_from": "none", "allow_older_checkpoint": True}}},
+            "ops": {"pipeline_op": {"config": {**defaults, "restore_from": "none", "allow_older_checkpoint": True}}},
             "resources": {"checkpoint_coordinator": {"config": {"interval": 1.0}}},
         }
         with dg.DagsterInstance.ephemeral() as other:

@@ -19,6 +19,7 @@ from dagster_shared.check import CheckError
 from dagster_shared.yaml_utils import dump_run_config_yaml
 
 from dagster_checkpoints.plugin.address_metadata import address_metadata
+from dagster_checkpoints.plugin.run_config import PipelineRunConfig
 from dagster_checkpoints.spark.query.query_log import QueryLog
 from dagster_checkpoints.state import (
     ChainMetadata,
@@ -115,7 +116,11 @@ def resume_metadata(context: dg.AssetExecutionContext, savepoint: Savepoint, ass
     op_name = assets.node_def.name
     # Resources and the executor are left out: they are those of the code location at the time of the resume.
     config: dict[str, Any] = {"ops": copy.deepcopy(run.run_config.get("ops", {})) if run is not None else {}}
-    config["ops"].setdefault(op_name, {}).setdefault("config", {})["restore_from"] = savepoint.location
+    settings = config["ops"].setdefault(op_name, {}).setdefault("config", {})
+    for name, value in PipelineRunConfig().model_dump().items():
+        if settings.get(name) == value:  # the launchpad writes all defaults into a run's configuration
+            del settings[name]
+    settings["restore_from"] = savepoint.location
     text = dump_run_config_yaml(config)
     link = _launchpad(context, run, assets, text) if run is not None else None
     return {
