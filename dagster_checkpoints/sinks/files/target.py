@@ -384,8 +384,9 @@ class FileTarget(SteppedTarget):
     def _lost(self, name: FileCommitName, lost: Iterable[str]) -> SinkTransactionLost:
         return SinkTransactionLost(
             f"{self._sink}: expected the files of the transaction of checkpoint {name.commit.checkpoint}, instance "
-            f"{name.commit.index}, staged or committed in {self._files.place}, found no {few(lost)}: another program has deleted "
-            "them. The sink has lost rows of that checkpoint: restore the files from a backup, or begin a new job"
+            f"{name.commit.index}, staged or committed in {self._files.place}, found no {few(lost)}: a run from an older "
+            "checkpoint has discarded them, or another program has deleted them. The sink has lost rows of that checkpoint: "
+            "restore another checkpoint or a savepoint, restore the files from a backup, or begin a new job"
         )
 
     def _drop_copies(self) -> None:

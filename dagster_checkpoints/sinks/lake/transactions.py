@@ -100,9 +100,10 @@ class TransactionFiles:
         data = self._log.files.read(name.file)
         if data is None:
             raise SinkTransactionLost(
-                f"{self._sink}: expected the file of a transaction, {name.file}, found none: another program has deleted it. "
-                f"This sink has lost track of the rows of checkpoint {name.checkpoint_id}; restore the file from a backup, or "
-                "start the job without restoring"
+                f"{self._sink}: expected the file of a transaction, {name.file}, found none: a run from an older checkpoint has "
+                f"discarded it, or another program has deleted it. This sink has lost track of the rows of checkpoint "
+                f"{name.checkpoint_id}: restore another checkpoint or a savepoint, restore the file from a backup, or start the "
+                "job without restoring"
             )
         try:
             return _STAGED.decode(data)
