@@ -275,8 +275,8 @@ class SqlTarget(AtomicTarget):
                 f"{self._sink}: expected the {staged.rows} rows of a pre-committed transaction (checkpoint "
                 f"{staged.commit.checkpoint}) in {TRANSACTIONS}, or its commit in {COMMITS}, found neither: a run from an older "
                 "checkpoint has discarded them, another program has deleted them, or the database was restored from a backup. "
-                "This sink has lost the rows of that checkpoint: restore another checkpoint or a savepoint, restore the database from "
-                "a newer backup, or start the job without restoring"
+                "This sink has lost the rows of that checkpoint: restore another checkpoint or a savepoint, restore the "
+                "database from a newer backup, or start the job without restoring"
             )
         marked = self._checkpoint_column is not None
         self._table.move(connection, staging, staged.rows, self._mark(staged.commit) if marked else None)
