@@ -35,7 +35,6 @@ from simulation.channels import Element, Ghost, Snapshot, key_group, tally, tota
 from simulation.operators import operator
 from simulation.shapes import Shape, StageSpec, TaskSpec, name_of
 from simulation.storage import Metadata
-from simulation.violations import check
 
 KEYED = ("window", "totals")
 """The kinds of stages with state by key, which the key groups of an instance decide."""
@@ -163,9 +162,6 @@ class _Rescaled:
         same = siblings[spec.id.index] if self.names[spec.id.vertex] == self.now[spec.id.vertex] else None
         continued = siblings[share.logs] if share is not None else same
         times = [s.event_time for s in (siblings if continued is None else (continued,)) if s is not None]
-        if same is not None and same.valve != planned.valve_watermark:  # event time goes back, which state forbids
-            check(not any(self.after.stages[n].kind in KEYED for n in spec.stages), "event time of {} goes back", spec.id)
-            times.append(MIN_WATERMARK_MS if planned.valve_watermark is None else planned.valve_watermark)
         return Snapshot(
             after_finish=planned.end_of_data == "drain",
             channels={c.channel: PinnedChannel(replaced(c, in_flight=()), tuple(_elements(c))) for c in planned.channels},

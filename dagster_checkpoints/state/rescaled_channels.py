@@ -38,8 +38,7 @@ from dagster_checkpoints.state.metadata import (
     StageMetadata,
     TaskSnapshot,
 )
-from dagster_checkpoints.state.rescaled_instances import has_ended
-from dagster_checkpoints.state.rescaling import with_event_time
+from dagster_checkpoints.state.rescaling import least_watermark
 from dagster_checkpoints.state.views import PipelineView
 
 if TYPE_CHECKING:
@@ -138,16 +137,13 @@ class RescaledEdge:
             else:
                 yield msgspec.structs.replace(same.saved, channel=name, position=0, in_flight=())
 
-    def into(
-        self, reader: int, positions: Mapping[str, int], begins: Mapping[TaskId, int | None], back: Collection[TaskId]
-    ) -> Iterator[ChannelSnapshot]:
+    def into(self, reader: int, positions: Mapping[str, int], begins: Mapping[TaskId, int | None]) -> Iterator[ChannelSnapshot]:
         """What a present instance begins with on its channels; nothing for a channel of which nothing is known.
 
         Args:
             reader: the instance that reads.
             positions: by name of a channel, the position from which the query of the instance reads it; 0 for others.
             begins: by task that runs, the watermark with which it begins, epoch ms; None before the first.
-            back: the tasks whose event time goes back.
         """
         for sender in self._senders_to[reader]:
             name = self._names[sender, reader]
@@ -155,9 +151,7 @@ class RescaledEdge:
             if self._static:
                 known = self._table(name, position, (sender, reader))
             else:
-                task = TaskId(self._vertex, sender)
-                begin = begins.get(task, math.inf)
-                known = self._stream(name, position, (sender, reader), begin, begin if task in back else math.inf)
+                known = self._stream(name, position, (sender, reader), begins.get(TaskId(self._vertex, sender), math.inf))
             if known is not None:
                 yield known
 
@@ -219,14 +213,11 @@ class RescaledEdge:
             return None
         return ChannelSnapshot(name, position, ended="drain" if ended else "none", in_flight=records)
 
-    def _stream(self, name: str, position: int, place: Place, begin: float | None, back: float | None) -> ChannelSnapshot | None:
-        """A channel of a stream, at the least watermark of what it goes on from. Its end is always sent again.
-
-        `begin` is the watermark with which its sender begins, and `back` the one to which it goes back, infinite for none.
-        """
+    def _stream(self, name: str, position: int, place: Place, begin: float | None) -> ChannelSnapshot | None:
+        """A channel of a stream, at the least watermark of what it goes on from. Its end is always sent again."""
         origin, carried = self._senders.origins[place[0]], self._carried[place]
         known = self._known.get(None if self._senders.any_sender else origin, MergedEventTime())
-        watermark = least_time((known.watermark, back, *(channel.watermark for channel, _ in carried)))
+        watermark = least_time((known.watermark, *(channel.watermark for channel, _ in carried)))
         limit = least_time((known.last_watermark, begin))
         parts = [(channel.watermark, self._elements(channel, keys_of)) for channel, keys_of in carried]
         elements = tuple(one_after_the_other(parts, watermark, limit))
@@ -271,20 +262,14 @@ class RescaledChannels:
         chains = [Chain(stages[0], stages, tuple(now[stages[0]])) for stages in layout]
         return list(channel_groups(cast("Pipeline", self._pipeline), chains))
 
-    def given_to(
-        self, parts: Sequence[tuple[ChainMetadata, Mapping[int, int] | None]], rerouted: Collection[str]
-    ) -> tuple[ChainMetadata, ...]:
+    def given_to(self, parts: Sequence[tuple[ChainMetadata, Mapping[int, int] | None]]) -> tuple[ChainMetadata, ...]:
         """The chains of the checkpoint with what their tasks know of their present channels.
 
         Args:
-            parts: by recorded chain, in topological order, the chain with its present tasks, and by task the old one whose query
-                it continues; None instead of the latter for a chain that keeps its channels.
-            rerouted: the stages whose instances go on, and get rows that others would have got: their event time goes back.
+            parts: by recorded chain, the chain with its present tasks, and by task the old one whose query it continues; None
+                instead of the latter for a chain that keeps its channels.
         """
-        present = {TaskId(chain.name, index): task for chain, _ in parts for index, task in chain.tasks.items()}
-        begins = {id: task.watermark for id, task in present.items()}
-        running = {id for id, task in present.items() if not has_ended(task)}
-        back: set[TaskId] = set()
+        begins = {TaskId(chain.name, index): task.watermark for chain, _ in parts for index, task in chain.tasks.items()}
         result = []
         for before, (chain, of) in zip(self._before.chains, parts, strict=True):
             if of is None:
@@ -295,29 +280,30 @@ class RescaledChannels:
             for index, task in chain.tasks.items():
                 own = positions[of[index]] if index in of else {}
                 ended = task.end_of_data == "drain"
-                known = (edge.into_ended(index) if ended else edge.into(index, own, begins, back) for edge in edges)
+                known = (edge.into_ended(index) if ended else edge.into(index, own, begins) for edge in edges)
                 channels = tuple(itertools.chain.from_iterable(known))
-                task = msgspec.structs.replace(task, channels=channels, output_positions={})
-                tasks[index] = task
-                if chain.name in rerouted and not ended:
-                    id = TaskId(chain.name, index)
-                    tasks[index] = with_event_time(task, self._watermarks_into(id, channels, running))
-                    if tasks[index] is not task:
-                        back.add(id)
-                        begins[id] = tasks[index].watermark
+                tasks[index] = msgspec.structs.replace(task, channels=channels, output_positions={})
             result.append(msgspec.structs.replace(chain, tasks=tasks))
         return tuple(result)
 
-    def _watermarks_into(
-        self, reader: TaskId, channels: Sequence[ChannelSnapshot], running: Collection[TaskId]
-    ) -> list[int | None]:
-        """The watermarks of the channels that decide about the event time of a task: of those that go on and are not left out."""
-        known = {channel.channel: channel for channel in channels}
-        streams = [
-            str(g.channels[reader]) for g in self.groups if reader in g.channels and g.producer in running and not g.static
-        ]
-        found = [known.get(name, ChannelSnapshot(name, 0)) for name in streams]
-        return [channel.watermark for channel in found if not (channel.idle or channel.behind)]
+    def behind(self, chain: ChainMetadata, running: Collection[TaskId]) -> Iterator[tuple[int, int | None]]:
+        """The tasks of a chain whose event time is in front of that of their present channels, and the earliest of these.
+
+        Channels that are idle or left out, and those of ended tasks, do not decide about event time.
+
+        Args:
+            chain: the chain, as :meth:`given_to` returns it.
+            running: the tasks of all chains that have not ended.
+        """
+        for index, task in chain.tasks.items():
+            reader, valve = TaskId(chain.name, index), task.valve_watermark
+            known = {channel.channel: channel for channel in task.channels}
+            streams = [g for g in self.groups if reader in g.channels and g.producer in running and not g.static]
+            found = [known.get(name, ChannelSnapshot(name, 0)) for name in (str(g.channels[reader]) for g in streams)]
+            deciding = [channel.watermark for channel in found if not (channel.idle or channel.behind)]
+            least = least_watermark(deciding) if deciding else valve
+            if reader in running and valve is not None and (least is None or least < valve):
+                yield index, least
 
     def _edges_into(self, chain: ChainMetadata) -> list[RescaledEdge]:
         """The edges over which a recorded chain gets its rows now."""

@@ -40,7 +40,14 @@ from dagster_checkpoints.state.removed_instances import (
     with_most_instances,
 )
 from dagster_checkpoints.state.rescaled_channels import RescaledChannels, table_reader
-from dagster_checkpoints.state.rescaled_instances import dealt_out, holds_state, part_of, with_shared_splits, with_transactions
+from dagster_checkpoints.state.rescaled_instances import (
+    dealt_out,
+    has_ended,
+    holds_state,
+    part_of,
+    with_shared_splits,
+    with_transactions,
+)
 from dagster_checkpoints.state.rescaling import least_watermark, rescaled_stages
 from dagster_checkpoints.state.views import EdgeView, PipelineView
 
@@ -122,10 +129,8 @@ class _Rescaling:
         self._where = f"checkpoint {metadata.checkpoint_id} of pipeline {metadata.pipeline!r}"
 
     def metadata(self) -> CheckpointMetadata:
-        parts = [self._chain(chain) for chain in self._before.chains]
-        chains = self._channels.given_to(parts, self._rerouted)
-        for (chain, _), now in zip(parts, chains, strict=True):
-            self._check_event_time(chain, now)
+        chains = self._channels.given_to([self._chain(chain) for chain in self._before.chains])
+        self._check_event_time(chains)
         stages = tuple(self._stage(stage) for stage in self._before.stages)
         rescaled = msgspec.structs.replace(self._before, stages=stages, chains=chains)
         EndedReaders(self._before, self._channels.groups, self._matches, self._where).check(rescaled, self._moved)
@@ -296,17 +301,18 @@ class _Rescaling:
                 return edge
         return None
 
-    def _check_event_time(self, chain: ChainMetadata, now: ChainMetadata) -> None:
-        """With state, event time cannot go back: windows have been emitted, and rows in front of it would be dropped as late."""
-        ahead = [index for index, task in chain.tasks.items() if task.valve_watermark != now.tasks[index].valve_watermark]
-        if ahead and holds_state(chain, list(chain.tasks.values()), self._where):
-            was, least = chain.tasks[ahead[0]].valve_watermark, now.tasks[ahead[0]].valve_watermark
-            begin = "the beginning" if least is None else f"{least} ms"
-            raise InstancesChanged(
-                f"In {self._where} instance {self._now[chain.name][ahead[0]]!r} of {chain.name!r} is at event time {was} ms, and "
-                f"would get rows from {begin} on, which another instance would have got: they would be dropped as late. Give "
-                f"{self._rerouted[chain.name]!r} the instances of the checkpoint; or restore one in which all of them are as far."
-            )
+    def _check_event_time(self, chains: Sequence[ChainMetadata]) -> None:
+        """Event time cannot go back: windows have been emitted, and rows in front of it would be dropped as late."""
+        running = {TaskId(chain.name, i) for chain in chains for i, task in chain.tasks.items() if not has_ended(task)}
+        for chain in (chain for chain in chains if chain.name in self._rerouted):
+            for index, least in self._channels.behind(chain, running):
+                begin = "the beginning" if least is None else f"{least} ms"
+                raise InstancesChanged(
+                    f"In {self._where} instance {self._now[chain.name][index]!r} of {chain.name!r} is at event time "
+                    f"{chain.tasks[index].valve_watermark} ms, and would get rows from {begin} on, which another instance would "
+                    f"have got: they would be dropped as late. Give {self._rerouted[chain.name]!r} the instances of the "
+                    "checkpoint; or restore one in which all of them are as far."
+                )
 
     def _check_static_tables(self, chain: ChainMetadata) -> None:
         """A new instance needs the rows of static inputs that were read to their end, and only the stage's own state has them."""

@@ -8,12 +8,8 @@ Source: PROTOCOL 8.3; Flink's StateAssignmentOperation.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Protocol
-
-import msgspec
-
-from dagster_checkpoints.state.metadata import TaskSnapshot
 
 
 class InstancesOf(Protocol):
@@ -47,17 +43,3 @@ def least_watermark(watermarks: Iterable[int | None]) -> int | None:
     """
     known = list(watermarks)
     return None if None in known else min((ms for ms in known if ms is not None), default=None)
-
-
-def with_event_time(task: TaskSnapshot, watermarks: Collection[int | None]) -> TaskSnapshot:
-    """A task whose event time goes back to that of its inputs, if these are behind it, and that of its output by as much.
-
-    Args:
-        task: the task.
-        watermarks: by channel that decides about its event time, the watermark, epoch ms; None before the first.
-    """
-    valve, least = task.valve_watermark, least_watermark(watermarks)
-    if valve is None or not watermarks or (least is not None and least >= valve):
-        return task
-    sent = None if least is None or task.watermark is None else task.watermark - (valve - least)
-    return msgspec.structs.replace(task, valve_watermark=least, watermark=sent)

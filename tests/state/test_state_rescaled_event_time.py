@@ -25,7 +25,6 @@ from dagster_checkpoints.state import (
     rescale,
     validate_restore,
 )
-from dagster_checkpoints.state.rescaling import with_event_time
 
 SINK: Any = object()
 BY_KEY = StageInput(key="k")
@@ -91,29 +90,28 @@ def tasks_of(metadata: CheckpointMetadata, stage: str) -> list[TaskSnapshot]:
     return list(next(chain.tasks for chain in metadata.chains if chain.name == stage).values())
 
 
+AHEAD = "instance {instance!r} of {stage!r} is at event time 400 ms, and would get rows from {begin} on, .* dropped as late"
+
+
 @pytest.mark.parametrize(
-    ("times", "least"),
-    [((400, 20, 30), 20), ((20, 400, 20), 20), ((400, 400, None), None), ((400, 400, 400), 400)],
+    ("times", "instance", "begin"),
+    [((400, 20, 30), "a", "20 ms"), ((20, 400, 20), "b", "20 ms"), ((400, 400, None), "a", "the beginning")],
 )
-def test_an_instance_without_state_begins_with_the_event_time_of_the_rows_that_it_gets(
-    times: tuple[int | None, ...], least: int | None
+@pytest.mark.parametrize("stateful", ["counted", "none"])
+def test_an_instance_that_is_ahead_of_the_rows_that_it_would_get_is_refused(
+    times: tuple[int | None, ...], instance: str, begin: str, stateful: str
 ) -> None:
-    before = checkpoint(pipeline("abc"), times, "counted")
-    rescaled = rescale(pipeline("x"), before).metadata
-    assert [t.valve_watermark for t in tasks_of(rescaled, "merged")] == [least]
-    passed = tasks_of(rescaled, "passed")
-    assert {channel.watermark for each in passed for channel in each.channels} == {least}
-    assert [t.valve_watermark for t in passed] == [least] * 3
-    begins = None if least is None else least - 5
-    assert [t.watermark for t in passed] == [begins] * 3, "what it emits is as late as before"
-    for each in tasks_of(rescaled, "counted"):
-        assert each.valve_watermark == 1, "what has been emitted is not emitted again"
-        first, *others = each.channels
-        assert [c.position for c in each.channels] == [7] * 3
-        assert {c.watermark for c in others} == {begins}, "no watermark that rows may still come in front of"
-        marks = [element.ms for element in first.in_flight if isinstance(element, WatermarkAt)]
-        assert isinstance(first.in_flight[0], Segment)
-        assert [first.watermark, *marks] == ([None] if begins is None else [1, begins])
+    before = checkpoint(pipeline("abc"), times, stateful)
+    with pytest.raises(InstancesChanged, match=AHEAD.format(instance=instance, stage="passed", begin=begin)):
+        validate_restore(pipeline("x"), before)
+
+
+@pytest.mark.parametrize("time", [None, 400])
+def test_instances_that_are_as_far_as_each_other_go_on(time: int | None) -> None:
+    rescaled = rescale(pipeline("x"), checkpoint(pipeline("abc"), (time, time, time), "counted")).metadata
+    assert [t.valve_watermark for t in tasks_of(rescaled, "merged")] == [time]
+    assert [t.valve_watermark for t in tasks_of(rescaled, "passed")] == [time] * 3
+    assert [t.valve_watermark for t in tasks_of(rescaled, "counted")] == [1] * 3, "what was emitted is not emitted again"
 
 
 @pytest.mark.parametrize(
@@ -126,10 +124,10 @@ def test_an_instance_without_state_begins_with_the_event_time_of_the_rows_that_i
 def test_state_that_belongs_to_the_rows_of_one_instance_does_not_meet_those_of_others(
     stateful: str, counted: StageInput, text: str
 ) -> None:
-    before = checkpoint(pipeline("abc", counted), (400, 20, 30), stateful)
+    before = checkpoint(pipeline("abc", counted), (20, 20, 20), stateful)
     with pytest.raises(InstancesChanged, match=text):
         validate_restore(pipeline("x", counted), before)
-    validate_restore(pipeline("x", counted), checkpoint(pipeline("abc", counted), (400, 20, 30)))
+    validate_restore(pipeline("x", counted), checkpoint(pipeline("abc", counted), (20, 20, 20)))
 
 
 def of_splits(instances: str) -> Pipeline:
@@ -152,28 +150,9 @@ def checkpoint_of_splits(times: tuple[int, int], *, state: bool) -> CheckpointMe
     return CheckpointMetadata("p", 3, (days, counted), chains)
 
 
-def test_the_reader_of_a_split_source_gets_splits_that_another_instance_had() -> None:
-    counted = tasks_of(rescale(of_splits("abc"), checkpoint_of_splits((400, 20), state=False)).metadata, "counted")
-    assert [(t.valve_watermark, t.watermark) for t in counted] == [(20, 20), (20, 20), (None, None)]
-    refused = r"instance 'a' of 'counted' is at event time 400 ms, and would get rows from 20 ms on, .* dropped as late"
+@pytest.mark.parametrize("state", [True, False])
+def test_the_reader_of_a_split_source_gets_splits_that_another_instance_had(state: bool) -> None:
+    refused = AHEAD.format(instance="a", stage="counted", begin="20 ms")
     with pytest.raises(InstancesChanged, match=refused):
-        validate_restore(of_splits("abc"), checkpoint_of_splits((400, 20), state=True))
-    validate_restore(of_splits("abc"), checkpoint_of_splits((20, 20), state=True))
-
-
-@pytest.mark.parametrize(
-    ("watermarks", "valve", "sent", "begins"),
-    [
-        ([30, 20], 50, 45, (20, 15)),
-        ([20], 50, None, (20, None)),
-        ([20, None], 50, 45, (None, None)),
-        ([50, 60], 50, 45, (50, 45)),
-        ([20], None, None, (None, None)),
-        ([], 50, 45, (50, 45)),  # all channels are idle, or have ended
-    ],
-)
-def test_event_time_goes_back_to_the_earliest_channel_and_that_of_the_output_by_as_much(
-    watermarks: list[int | None], valve: int | None, sent: int | None, begins: tuple[int | None, int | None]
-) -> None:
-    found = with_event_time(TaskSnapshot({}, watermark=sent, valve_watermark=valve), watermarks)
-    assert (found.valve_watermark, found.watermark) == begins
+        validate_restore(of_splits("abc"), checkpoint_of_splits((400, 20), state=state))
+    validate_restore(of_splits("abc"), checkpoint_of_splits((20, 20), state=state))
