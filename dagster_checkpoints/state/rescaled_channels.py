@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
@@ -38,6 +38,7 @@ from dagster_checkpoints.state.metadata import (
     StageMetadata,
     TaskSnapshot,
 )
+from dagster_checkpoints.state.rescaling import least_watermark
 from dagster_checkpoints.state.views import PipelineView
 
 if TYPE_CHECKING:
@@ -284,6 +285,25 @@ class RescaledChannels:
                 tasks[index] = msgspec.structs.replace(task, channels=channels, output_positions={})
             result.append(msgspec.structs.replace(chain, tasks=tasks))
         return tuple(result)
+
+    def behind(self, chain: ChainMetadata, running: Collection[TaskId]) -> Iterator[tuple[int, int | None]]:
+        """The tasks of a chain whose event time is in front of that of their present channels, and the earliest of these.
+
+        Channels that are idle or left out, and those of ended tasks, do not decide about event time.
+
+        Args:
+            chain: the chain, as :meth:`given_to` returns it.
+            running: the tasks of all chains that have not ended.
+        """
+        for index, task in chain.tasks.items():
+            reader, valve = TaskId(chain.name, index), task.valve_watermark
+            known = {channel.channel: channel for channel in task.channels}
+            streams = [g for g in self.groups if reader in g.channels and g.producer in running and not g.static]
+            found = [known.get(name, ChannelSnapshot(name, 0)) for name in (str(g.channels[reader]) for g in streams)]
+            deciding = [channel.watermark for channel in found if not (channel.idle or channel.behind)]
+            least = least_watermark(deciding) if deciding else valve
+            if reader in running and valve is not None and (least is None or least < valve):
+                yield index, least
 
     def _edges_into(self, chain: ChainMetadata) -> list[RescaledEdge]:
         """The edges over which a recorded chain gets its rows now."""

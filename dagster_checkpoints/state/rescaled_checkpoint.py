@@ -40,7 +40,14 @@ from dagster_checkpoints.state.removed_instances import (
     with_most_instances,
 )
 from dagster_checkpoints.state.rescaled_channels import RescaledChannels, table_reader
-from dagster_checkpoints.state.rescaled_instances import dealt_out, holds_state, part_of, with_shared_splits, with_transactions
+from dagster_checkpoints.state.rescaled_instances import (
+    dealt_out,
+    has_ended,
+    holds_state,
+    part_of,
+    with_shared_splits,
+    with_transactions,
+)
 from dagster_checkpoints.state.rescaling import least_watermark, rescaled_stages
 from dagster_checkpoints.state.views import EdgeView, PipelineView
 
@@ -112,6 +119,8 @@ class _Rescaling:
         self._moved = moved
         self._now = {stage.name: stage.instances for stage in pipeline.stages}
         self._split_sources = {name for name in changed if recorded[name].enumerator is not None}
+        self._rerouted = {name: name for name in self._split_sources}
+        """By stage whose instances go on, and now read what other ones would have read, the stage with other instances."""
         self._reads: dict[str, list[EdgeView]] = {}
         for edge in pipeline.edges:
             self._reads.setdefault(edge.target, []).append(edge)
@@ -121,6 +130,7 @@ class _Rescaling:
 
     def metadata(self) -> CheckpointMetadata:
         chains = self._channels.given_to([self._chain(chain) for chain in self._before.chains])
+        self._check_event_time(chains)
         stages = tuple(self._stage(stage) for stage in self._before.stages)
         rescaled = msgspec.structs.replace(self._before, stages=stages, chains=chains)
         EndedReaders(self._before, self._channels.groups, self._matches, self._where).check(rescaled, self._moved)
@@ -186,7 +196,7 @@ class _Rescaling:
                 "instances. Give all of them the same ones."
             )
         if head not in self._changed:
-            if not any(edge.source in self._moved for edge in self._reads.get(head, ())):
+            if not any(edge.source in self._moved or edge.source in self._rerouted for edge in self._reads.get(head, ())):
                 return chain, None
             self._check_other_producers(chain)
             return chain, {index: index for index in chain.tasks}
@@ -201,6 +211,7 @@ class _Rescaling:
         """A chain whose instances keep what belongs to their names."""
         origins = self._matches.origins(chain.name)
         self._check_none_lost(chain, [old for old in origins if old is not None])
+        self._follow(chain, self._rerouted)
         tail, finished = chain.stages[-1], self._recorded[chain.stages[-1]].finished
         tasks, of = {}, {}
         for new, old in enumerate(origins):
@@ -271,18 +282,37 @@ class _Rescaling:
 
     def _check_other_producers(self, chain: ChainMetadata) -> None:
         """A stage of several instances, with state, that reads a rescaled one: its rows must still meet their state."""
-        old = list(chain.tasks.values())
-        pointwise = [
-            edge
-            for edge in self._reads[chain.stages[0]]
-            if edge.source in self._changed and edge.pattern is EdgePattern.POINTWISE and edge.input.mode == "stream"
-        ]
-        if pointwise and self._recorded[chain.name].parallelism > 1 and holds_state(chain, old, self._where):
+        if self._recorded[chain.name].parallelism == 1:
+            return
+        edge = self._follow(chain, {name: name for name in self._changed} | self._rerouted)
+        if edge is not None and holds_state(chain, list(chain.tasks.values()), self._where):
+            moved = self._rerouted[chain.name]
             raise InstancesChanged(
-                f"Stage {pointwise[0].source!r} has other instances than in {self._where}, and the instances of {chain.name!r}, "
-                "which read it POINTWISE, would get the rows of other ones: their state belongs to the rows that they have got. "
-                f"Give {pointwise[0].source!r} the same instances, or start the pipeline without this checkpoint."
+                f"Stage {moved!r} has other instances than in {self._where}, and the instances of {chain.name!r}, which read "
+                f"{edge.source!r} POINTWISE, would get the rows of other ones: their state belongs to the rows that they have "
+                f"got. Give {moved!r} the same instances, or start the pipeline without this checkpoint."
             )
+
+    def _follow(self, chain: ChainMetadata, sources: Mapping[str, str]) -> EdgeView | None:
+        """Note the stages of a chain as rerouted if it reads one of the sources instance by instance; returns the edge."""
+        for edge in self._reads.get(chain.stages[0], ()):
+            if edge.source in sources and edge.pattern is EdgePattern.POINTWISE and edge.input.mode == "stream":
+                self._rerouted.update(dict.fromkeys(chain.stages, sources[edge.source]))
+                return edge
+        return None
+
+    def _check_event_time(self, chains: Sequence[ChainMetadata]) -> None:
+        """Event time cannot go back: windows have been emitted, and rows in front of it would be dropped as late."""
+        running = {TaskId(chain.name, i) for chain in chains for i, task in chain.tasks.items() if not has_ended(task)}
+        for chain in (chain for chain in chains if chain.name in self._rerouted):
+            for index, least in self._channels.behind(chain, running):
+                begin = "the beginning" if least is None else f"{least} ms"
+                raise InstancesChanged(
+                    f"In {self._where} instance {self._now[chain.name][index]!r} of {chain.name!r} is at event time "
+                    f"{chain.tasks[index].valve_watermark} ms, and would get rows from {begin} on, which another instance would "
+                    f"have got: they would be dropped as late. Give {self._rerouted[chain.name]!r} the instances of the "
+                    "checkpoint; or restore one in which all of them are as far."
+                )
 
     def _check_static_tables(self, chain: ChainMetadata) -> None:
         """A new instance needs the rows of static inputs that were read to their end, and only the stage's own state has them."""

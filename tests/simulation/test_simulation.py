@@ -24,7 +24,7 @@ EARLIER_VIOLATIONS = (
     5256, 5683, 9058, 13996, 100532, 102504, 102555, 103793, 202081, 303017, 303120, 400521, 400543, 400593, 505543, 508989,
     707498, 1005449, 1011912, 1019321, 1019486, 1019740, 2002810, 2019504, 2024407, 1022584, 1026647, 3017515, 90034755,
     700434900, 50008632, 60087573, 900048132, 1200121871, 1300091038, 1400179138, 882441825,
-    40983479, 318216497, 768793762,
+    40983479, 318216497, 768793762, 510923028,
 )  # fmt: skip
 """Seeds that broke an invariant when they were added, by an error in the shipped code or in the simulator. The world of a seed
 changes with the scenarios; the errors in the shipped code are also among the deliberate faults."""
