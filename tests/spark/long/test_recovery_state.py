@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage, unbounded_source
-from dagster_checkpoints.sinks import ParquetSink
+from dagster_checkpoints.sinks import ParquetSink, SinkCommit
 from dagster_checkpoints.spark.errors import StageFailedError
 from dagster_checkpoints.spark.job.events import InstanceFinished, JobRestarting, JobStarted, StageFinished
 
@@ -117,14 +118,22 @@ def test_window_and_join_state_of_a_partly_finished_pipeline_continue_in_another
 
 
 class StubbornSink(ParquetSink):
-    """A sink whose commit raises as often as a file says."""
+    """A sink that raises instead of a commit, also in a restore, as often as a file says."""
 
-    def commit(self, transaction: str) -> None:
+    def commit(self, transaction: str) -> SinkCommit:
+        self._fail()
+        return super().commit(transaction)
+
+    def recover(self, committed: Sequence[str], *, restored: int | None = None) -> None:
+        if committed:
+            self._fail()
+        super().recover(committed, restored=restored)
+
+    def _fail(self) -> None:
         left = self.path.parent / "commits-to-fail"
         if left.exists() and int(left.read_text()) > 0:
             left.write_text(str(int(left.read_text()) - 1))
             raise OSError("the sink's disk is full")
-        super().commit(transaction)
 
 
 def test_a_commit_that_fails_after_the_final_checkpoint_is_repeated_without_running_the_stage_again(lab: Any) -> None:
