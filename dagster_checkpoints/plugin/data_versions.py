@@ -28,16 +28,16 @@ def version_tags(context: dg.AssetExecutionContext, key: dg.AssetKey, version: s
     code = context.assets_def.code_versions_by_key.get(key) or context.run.run_id  # as Dagster does
     tags = {_DATA_VERSION: version, _USER_PROVIDED: "true", _CODE_VERSION: code}
     for parent in context.assets_def.asset_deps[key]:
-        newest = _newest(context.instance, parent)
+        newest = _newest(context.instance, parent, external=parent not in context.assets_def.keys)
         read = ((newest.event_log_entry.tags or {}) if newest else {}).get(_DATA_VERSION, _NO_VERSION)
         name = parent.to_user_string()
         tags |= {f"{_INPUT_VERSION}/{name}": read, f"{_INPUT_EVENT}/{name}": str(newest.storage_id) if newest else _NO_EVENT}
     return tags
 
 
-def _newest(instance: dg.DagsterInstance, key: dg.AssetKey) -> dg.EventLogRecord | None:
+def _newest(instance: dg.DagsterInstance, key: dg.AssetKey, *, external: bool) -> dg.EventLogRecord | None:
     """The newest materialization of an asset; of an external one without any the newest observation."""
-    for fetch in (instance.fetch_materializations, instance.fetch_observations):
+    for fetch in (instance.fetch_materializations, instance.fetch_observations)[: 1 + external]:
         for record in fetch(key, limit=1).records:
             return record
     return None
