@@ -28,6 +28,7 @@ from dagster_checkpoints.pipeline import (
     execution_graph,
     fused_in,
     links,
+    merging_stage,
 )
 
 SOURCES = ("bounded", "unbounded")
@@ -240,8 +241,9 @@ def random_stages(seed: int, family: Family = ANY) -> tuple[StageSpec, ...]:
 def _connected_stages(r: random.Random, family: Family) -> tuple[StageSpec, ...]:
     count, width = (1 + r.choices(range(len(weights)), weights)[0] for weights in (family.stages, family.instances))
     specs: list[StageSpec] = _fan_in(r, family) if family.fan_in else []
-    bounded: list[bool] = [spec.kind == "bounded" for spec in specs if spec.is_source]
-    bounded += [all(bounded)] * (len(specs) - len(bounded))
+    bounded: list[bool] = []
+    for spec in specs:
+        bounded.append(all(bounded[i.source] for i in spec.inputs) if spec.inputs else spec.kind == "bounded")
     for number in range(len(specs), len(specs) + count - family.fan_in):
         if number == 0 or r.random() < 0.28:
             specs.append(_source(r, width, family))
@@ -253,10 +255,18 @@ def _connected_stages(r: random.Random, family: Family) -> tuple[StageSpec, ...]
 
 
 def _fan_in(r: random.Random, family: Family) -> list[StageSpec]:
-    """Two or three sources, and the stage that reads them."""
-    sources = [msgspec.structs.replace(_source(r, 1, family), enumerated=False) for _ in range(r.choice((2, 2, 3)))]
-    inputs = tuple(InputSpec(number, StageInput(fuse=True)) for number in range(len(sources)))
-    return [*sources, StageSpec(r.choice(family.derived), 1, inputs)]
+    """Two or three sources, and the stage that reads them, some through a stage that passes their rows on."""
+    specs = [msgspec.structs.replace(_source(r, 1, family), enumerated=False) for _ in range(r.choice((2, 2, 3)))]
+    read = []
+    for number in range(len(specs)):
+        read.append(number)
+        while r.random() < 0.3:
+            specs.append(StageSpec("map", 1, (InputSpec(read[-1], StageInput()),)))
+            read[-1] = len(specs) - 1
+    if len(read) > 2 and r.random() < 0.5:
+        specs.append(StageSpec("map", 1, tuple(InputSpec(number, StageInput()) for number in read[:2])))
+        read[:2] = [len(specs) - 1]
+    return [*specs, StageSpec(r.choice(family.derived), 1, tuple(InputSpec(number, StageInput()) for number in read))]
 
 
 def _source(r: random.Random, width: int, family: Family) -> StageSpec:
@@ -289,7 +299,8 @@ def _derived(r: random.Random, specs: Sequence[StageSpec], bounded: Sequence[boo
         elif keyed and all_to_all:
             how = StageInput(key="key")
         else:
-            how = StageInput(edge="all_to_all" if all_to_all else "pointwise")
+            # Several sources in one query are what the family of fan-ins is for.
+            how = StageInput(edge="all_to_all" if all_to_all else "pointwise", fuse=False if len(sources) > 1 else None)
         inputs.append(InputSpec(source, how))
     return StageSpec(kind, instances, tuple(inputs))
 
@@ -333,7 +344,11 @@ def rescaled(shape: Shape, seed: int, same_sources: float = 0.0) -> Shape | None
 def divided(shape: Shape, seed: int) -> Shape | None:
     """The same pipeline with stages inside its chains that end them, so that a restore divides them; None if none can."""
     r = random.Random(seed)
-    inside = [name for chain in shape.chains for name in chain.stages[len(fused_in(shape.pipeline, chain.stages)) : -1]]
+    reads = {stage.name: shape.pipeline.upstream(stage.name) for stage in shape.pipeline.stages}
+    inside: list[str] = []
+    for chain in shape.chains:
+        merging = merging_stage(chain.stages, reads)
+        inside += chain.stages[chain.stages.index(merging) if merging else 0 : -1]
     inside = [name for name in inside if not shape.stages[number_of(name)].enumerated]
     if not inside:
         return None
@@ -364,7 +379,7 @@ def shape_of(stages: tuple[StageSpec, ...], chaining: bool) -> Shape:
     tasks = []
     for vertex in graph.vertices:
         own = tuple(map(number_of, vertex.stages))
-        inside = links(vertex.stages, vertex.stages[: vertex.fused])
+        inside = links(vertex.stages, {name: pipeline.upstream(name) for name in vertex.stages[1:]})
         forwards = tuple((vertex.stages.index(reader), numbers[source, reader]) for source, reader in inside)
         ids = [TaskId(vertex.name, index) for index in range(vertex.parallelism)]
         tasks += [TaskSpec(id, own, vertex.fused, forwards, tuple(inputs[id]), tuple(outputs[id])) for id in ids]

@@ -87,6 +87,8 @@ def _as_json(pipeline: Pipeline, report: PlanReport) -> dict[str, Any]:
             entry |= {"error": type(error).__name__, "message": str(error)}
         elif stage.name in report.unchecked:
             entry["because_of"] = report.unchecked[stage.name]
+        if stage.name in report.apart:
+            entry["own_query"] = report.apart[stage.name]
         stages.append(entry)
     queries = [list(chain.stages) for chain in report.chains]
     return {"name": pipeline.name, "ok": report.ok, "stages": stages, "queries": queries, "warnings": report.warnings}
@@ -112,6 +114,8 @@ def _as_text(pipeline: Pipeline, report: PlanReport) -> list[RenderableType]:
         note = ""
         if result == "unchecked":
             note = f"not checked: correct {report.unchecked[stage.name]} first"
+        if stage.name in report.apart:
+            note = f"{note or stage.location}; begins a query of its own: {report.apart[stage.name]}"
         parts.append(Text.assemble(_MARKS[result], f" {stage.name:<{width}}  ", (note or str(stage.location), "dim")))
         if stage.name in report.failed:
             parts.append(Padding(Text(str(report.failed[stage.name])), (0, 0, 0, 4)))

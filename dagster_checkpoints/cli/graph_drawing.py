@@ -37,7 +37,8 @@ def as_text(graph: PipelineGraph) -> Text:
             lines.append(Text(text.rstrip(), style=style))
             reads = [edge.source + (" (table)" if edge.table else "") for edge in graph.reads(name) if edge.source not in chain]
             if reads:
-                lines.append(Text(f"      reads {', '.join(reads)}", style="dim"))
+                why = f"; in a query of its own, since {stage.apart}" if stage.apart else ""
+                lines.append(Text(f"      reads {', '.join(reads)}{why}", style="dim"))
     return Text("\n").join(lines)
 
 

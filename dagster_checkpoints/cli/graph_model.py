@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal
 
 from dagster_checkpoints.control import PipelineStatus
-from dagster_checkpoints.pipeline import EdgePattern, Pipeline, StageKind, build_chains, fused_sources, links
+from dagster_checkpoints.pipeline import EdgePattern, Pipeline, StageKind, build_chains, channel_reasons
 from dagster_checkpoints.state import CheckpointMetadata, fitted, with_names_of
 
 StageState = Literal["", "running", "partly finished", "at end of data", "finished"]
@@ -30,6 +31,7 @@ class GraphStage:
         state: state of the stage; "" if the graph comes from the code alone.
         root: whether the next checkpoint starts at this stage.
         sink: name of the class of its sink; "" if it has none, or without the code.
+        apart: why it begins a query of its own, if it could have shared one; "" without the code.
     """
 
     name: str
@@ -38,6 +40,7 @@ class GraphStage:
     state: StageState = ""
     root: bool = False
     sink: str = ""
+    apart: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class PipelineGraph:
 
 def graph_of_code(pipeline: Pipeline) -> PipelineGraph:
     """The graph that the code defines, as a new start would begin."""
+    reasons = dict(channel_reasons(pipeline))
     stages = tuple(
         GraphStage(
             stage.name,
@@ -82,6 +86,7 @@ def graph_of_code(pipeline: Pipeline) -> PipelineGraph:
             _KINDS.get(stage.kind, "stage"),
             root=not stage.inputs,
             sink=type(stage.sink).__name__ if stage.sink is not None else "",
+            apart=reasons.get(stage.name, ""),
         )
         for stage in pipeline.stages
     )
@@ -136,9 +141,8 @@ def _recorded_edges(metadata: CheckpointMetadata, names: Mapping[str, str]) -> l
             for how in stage.inputs or ()
         ]
     edges: dict[tuple[str, str], GraphEdge] = {}
-    sources = {stage.name for stage in metadata.stages if stage.inputs == ()}
     for chain in metadata.chains:
-        for source, target in links(chain.stages, fused_sources(chain.stages, sources.__contains__)):
+        for source, target in pairwise(chain.stages):
             edges[source, target] = GraphEdge(source, target, "pointwise")
         for task in chain.tasks.values():
             for channel in task.channels:
@@ -177,9 +181,7 @@ def graph_of_status(status: PipelineStatus, pipeline: Pipeline | None = None) ->
         for source, how in (stage.inputs or {}).items()
     ]
     chains = tuple(tuple(called.get(name, name) for name in chain) for chain in status.chains)
-    fused = {called[stage.name] for stage in status.stages if stage.fused}
-    inside = ((chain, fused_sources(chain, fused.__contains__)) for chain in chains)
-    edges = edges or [GraphEdge(a, b, "pointwise") for chain, first in inside for a, b in links(chain, first)]
+    edges = edges or [GraphEdge(a, b, "pointwise") for chain in chains for a, b in pairwise(chain)]
     return PipelineGraph(
         status.pipeline, status.phase, tuple(stages), tuple(edges), chains or tuple((stage.name,) for stage in stages)
     )

@@ -6,9 +6,9 @@ per instance, so that a million instances cost nothing until one of them is used
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from typing import NamedTuple
 
 from dagster_checkpoints.pipeline.edges import EdgePattern
@@ -17,7 +17,7 @@ from dagster_checkpoints.pipeline.errors import (
     InvalidExecutionGraphError,
     UnknownStageError,
 )
-from dagster_checkpoints.pipeline.graph import Pipeline
+from dagster_checkpoints.pipeline.graph import Pipeline, StageEdge
 from dagster_checkpoints.pipeline.names import suggestion
 
 
@@ -41,7 +41,7 @@ class Chain:
     Args:
         name: Name of its first stage.
         stages: Names of its stages, from the first to the last; each but the first reads exactly the one before it. Or it begins
-            with two or more *fused sources*, which the stage behind them reads, all of them and nothing else.
+            with two or more *fused sources*, and each stage behind them reads some stages in front of it, and no others.
         instances: Names of the instances, the same for every stage.
     """
 
@@ -154,22 +154,20 @@ def build_chains(pipeline: Pipeline, breaks: frozenset[str] = frozenset()) -> tu
     """
     for name in breaks:
         pipeline.stage(name)
+    last = {stage.name: stage.name for stage in pipeline.stages}
+    """By stage, the last stage of its chain."""
+    for stage in reversed(pipeline.stages):
+        if pipeline.chaining and joining_obstacle(pipeline, stage.name, breaks) is None:
+            last.update(dict.fromkeys(pipeline.upstream(stage.name), last[stage.name]))
     chains: dict[str, list[str]] = {}
-    may_join = [stage.name for stage in pipeline.stages if pipeline.chaining and stage.name not in breaks]
-    head: dict[str, str] = {}
-    for name in may_join:
-        allowed = all(how.fuse for how in pipeline.stage(name).inputs.values())
-        if allowed and fusing_obstacle(pipeline, name) is None:
-            first = next(stage.name for stage in pipeline.stages if stage.name in pipeline.upstream(name))
-            head.update(dict.fromkeys((*pipeline.upstream(name), name), first))
     for stage in pipeline.stages:
-        if stage.name not in head:
-            joins = stage.name in may_join and may_join_upstream(pipeline, stage.name)
-            head[stage.name] = head[pipeline.upstream(stage.name)[0]] if joins else stage.name
-        chains.setdefault(head[stage.name], []).append(stage.name)
-    # Only a chain's first stage reads other chains, so the order of first stages is a topological order of
-    # chains.
-    return tuple(Chain(name, tuple(stages), pipeline.stage(name).instances) for name, stages in chains.items())
+        chains.setdefault(last[stage.name], []).append(stage.name)
+    # The sources of a chain come first. Only a chain's first stage reads other chains, so the order of first stages is a
+    # topological order of chains.
+    ordered = [sorted(stages, key=lambda name: not pipeline.stage(name).kind.is_source) for stages in chains.values()]
+    position = {stage.name: number for number, stage in enumerate(pipeline.stages)}
+    ordered.sort(key=lambda stages: position[stages[0]])
+    return tuple(Chain(stages[0], tuple(stages), pipeline.stage(stages[0]).instances) for stages in ordered)
 
 
 def fused_sources(stages: Sequence[str], is_source: Callable[[str], bool]) -> tuple[str, ...]:
@@ -188,88 +186,112 @@ def fused_in(pipeline: Pipeline, stages: Sequence[str]) -> tuple[str, ...]:
     return fused_sources(stages, lambda name: pipeline.stage(name).kind.is_source)
 
 
-def links(stages: Sequence[str], fused: Sequence[str]) -> list[tuple[str, str]]:
-    """What a chain's stages read of each other: pairs of a stage and the one that reads it.
+def links(stages: Sequence[str], reads: Mapping[str, Collection[str]]) -> list[tuple[str, str]]:
+    """What a chain's stages read of each other: pairs of a stage and the one that reads it, in the order of the chain.
 
     Args:
         stages: The chain's stages, in order.
-        fused: Its fused sources.
+        reads: By stage, the stages that it reads.
     """
-    behind = stages[len(fused) :]
-    return [*((source, behind[0]) for source in fused), *pairwise(behind)]
+    reader = {upstream: name for name in stages for upstream in reads.get(name, ())}
+    return [(name, reader[name]) for name in stages if name in reader]
 
 
-def fusing_obstacle(pipeline: Pipeline, name: str) -> str | None:
-    """Why the sources that a stage reads cannot run in its query, as far as the graph shows; None if they can.
+def merging_stage(stages: Sequence[str], reads: Mapping[str, Collection[str]]) -> str | None:
+    """The stage of a chain at which all of its fused sources have met; None for a chain without them.
 
-    Each of them keeps an end of its own: it finishes, and is not read again after a restore, although the query goes on.
+    The stages in front of it pass rows on, and keep no state. Arguments as of :func:`links`.
+    """
+    return next((name for name in reversed(stages) if len(reads.get(name, ())) > 1 and set(reads[name]) <= set(stages)), None)
+
+
+def channel_reasons(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
+    """Each stage that could share the query of several sources, and reads them through channels, with the reason in words.
+
+    Only what the graph shows: Spark may refuse the combined plan of others.
+    """
+    for stage in pipeline.stages:
+        streams = [name for name, how in stage.inputs.items() if how.mode == "stream"]
+        if len(streams) < 2 or not any(_sources_alone(pipeline, name) for name in streams):
+            continue
+        obstacle = joining_obstacle(pipeline, stage.name) if pipeline.chaining else "the pipeline has chaining=False"
+        if obstacle is not None:
+            yield stage.name, obstacle
+
+
+def _sources_alone(pipeline: Pipeline, name: str) -> bool:
+    """Whether a stage is a source, or reads one through stages with one input each."""
+    stage = pipeline.stage(name)
+    return stage.kind.is_source or (len(stage.inputs) == 1 and _sources_alone(pipeline, *stage.inputs))
+
+
+def joining_obstacle(pipeline: Pipeline, name: str, breaks: Collection[str] = ()) -> str | None:
+    """Why a stage cannot run in one query with the stages that it reads, as far as the graph shows; None if it can.
+
+    A stage that reads several stages can if they are sources, or pass on the rows of sources. Each of these sources keeps an end
+    of its own: it finishes, and is not read again after a restore, although the query goes on.
+
+    Args:
+        pipeline: The pipeline.
+        name: The stage.
+        breaks: Stages that begin a query of their own.
     """
     stage, edges = pipeline.stage(name), [edge for edge in pipeline.edges if edge.target == name]
-    if len(edges) < 2:
-        return f"{name!r} reads {len(edges)} stages; expected two sources or more"
+    if not edges:
+        return f"{name!r} reads no stage"
+    if name in breaks:
+        return f"{name!r} begins a query of its own"
     if stage.max_rows_per_trigger is not None:
         return f"{name!r} has max_rows_per_trigger={stage.max_rows_per_trigger}, which limits what it takes from channels"
-    if stage.parallelism != 1:
-        return f"{name!r} has {stage.parallelism} instances; expected one"
     for edge in edges:
-        source = pipeline.stage(edge.source)
-        if not source.kind.is_source:
-            return f"{name!r} reads {source.name!r}, which is not a source"
-        if edge.input.mode != "stream" or edge.pattern is not EdgePattern.POINTWISE:
-            connection = "as a static input" if edge.input.mode != "stream" else "over ALL_TO_ALL"
-            return f"{name!r} reads {source.name!r} {connection}; expected a stream over POINTWISE"
-        if source.watermark is None:
-            # What a fused source has emitted is known from its watermark node alone.
-            return f"{name!r} reads {source.name!r}, which declares no watermark"
-        if source.instances != stage.instances:
-            return f"{name!r} has the instances {list(stage.instances)}, and {source.name!r} has {list(source.instances)}"
-        obstacle = _output_obstacle(pipeline, source.name, name)
+        obstacle = _input_obstacle(pipeline, edge) or (_fusing_obstacle(pipeline, edge, breaks) if len(edges) > 1 else None)
         if obstacle is not None:
             return obstacle
+    if len(edges) == 1 and stage.output_mode != "append":
+        # A query has one output mode; in "update" an upstream aggregation would emit what it must still hold back.
+        return f"{name!r} has the output mode {stage.output_mode!r}"
     return None
 
 
-def _output_obstacle(pipeline: Pipeline, upstream: str, name: str) -> str | None:
-    """Why the output of a stage cannot stay inside the query of the stage `name`, which reads it."""
-    stage, consumers = pipeline.stage(upstream), pipeline.downstream(upstream)
-    if len(consumers) > 1:
-        return f"{upstream!r} is read by {', '.join(map(repr, consumers))}; expected {name!r} alone"
-    if stage.sink is not None:
-        return f"{upstream!r} has a sink"
-    if stage.split_interval is not None:
-        return f"{upstream!r} is a split source, whose splits are evaluated one by one"
-    if stage.overrides_process_batch or stage.overrides_finish:
-        return f"{upstream!r} overrides {'process_batch' if stage.overrides_process_batch else 'finish'}"
-    return None
-
-
-def may_join_upstream(pipeline: Pipeline, name: str) -> bool:
-    """Whether a stage may run in the query of the one stage it reads, as far as the graph shows."""
-    return chain_obstacle(pipeline, name) is None
-
-
-def chain_obstacle(pipeline: Pipeline, name: str) -> str | None:
-    """Why a stage cannot run in the query of the stage it reads, as far as the graph shows; None if it can."""
-    stage, edges = pipeline.stage(name), [edge for edge in pipeline.edges if edge.target == name]
-    if len(edges) != 1:
-        return f"{name!r} reads {len(edges)} stages; expected one"
-    if edges[0].input.mode != "stream" or edges[0].pattern is not EdgePattern.POINTWISE:
-        connection = "as a static input" if edges[0].input.mode != "stream" else "over ALL_TO_ALL"
-        return f"{name!r} reads {edges[0].source!r} {connection}; expected a stream over POINTWISE"
-    if stage.max_rows_per_trigger is not None:
-        return f"{name!r} has max_rows_per_trigger={stage.max_rows_per_trigger}, which limits what it takes from channels"
-    upstream = pipeline.stage(edges[0].source)
+def _input_obstacle(pipeline: Pipeline, edge: StageEdge) -> str | None:
+    """Why a stage cannot run in the query of one of the stages that it reads."""
+    name, stage, upstream = edge.target, pipeline.stage(edge.target), pipeline.stage(edge.source)
+    if edge.input.fuse is False:
+        return f"{name!r} has fuse=False for its input {upstream.name!r}"
+    if edge.input.mode != "stream" or edge.pattern is not EdgePattern.POINTWISE:
+        connection = "as a static input" if edge.input.mode != "stream" else "over ALL_TO_ALL"
+        return f"{name!r} reads {upstream.name!r} {connection}; expected a stream over POINTWISE"
     if upstream.instances != stage.instances:
         return f"{name!r} has the instances {list(stage.instances)}, and {upstream.name!r} has {list(upstream.instances)}"
-    obstacle = _output_obstacle(pipeline, upstream.name, name)
-    if obstacle is not None:
-        return obstacle
+    consumers = pipeline.downstream(upstream.name)
+    if len(consumers) > 1:
+        return f"{upstream.name!r} is read by {', '.join(map(repr, consumers))}; expected {name!r} alone"
+    if upstream.sink is not None:
+        return f"{upstream.name!r} has a sink"
+    if upstream.split_interval is not None:
+        return f"{upstream.name!r} is a split source, whose splits are evaluated one by one"
+    if upstream.overrides_process_batch or upstream.overrides_finish:
+        return f"{upstream.name!r} overrides {'process_batch' if upstream.overrides_process_batch else 'finish'}"
     if upstream.event_time_lateness_ms:
         # A query has one watermark, and the watermark of the upstream stage's output is earlier than that of its input.
         return f"{upstream.name!r} declares its own lateness with event_time="
-    # A query has one output mode; in "update" an upstream aggregation would emit what it must still hold
-    # back.
-    return None if stage.output_mode == "append" else f"{name!r} has the output mode {stage.output_mode!r}"
+    return None
+
+
+def _fusing_obstacle(pipeline: Pipeline, edge: StageEdge, breaks: Collection[str]) -> str | None:
+    """Why one of several inputs of a stage cannot be in its query."""
+    upstream = pipeline.stage(edge.source)
+    if upstream.parallelism != 1:
+        return f"{edge.target!r} has {upstream.parallelism} instances; expected one"
+    if not upstream.kind.is_source:
+        before = [each for each in pipeline.edges if each.target == upstream.name]
+        return joining_obstacle(pipeline, upstream.name, breaks) or next(
+            (found for each in before if (found := _fusing_obstacle(pipeline, each, breaks)) is not None), None
+        )
+    if upstream.watermark is None:
+        # What a fused source has emitted is known from its watermark node alone.
+        return f"{edge.target!r} reads {upstream.name!r}, which declares no watermark"
+    return None
 
 
 def execution_graph(pipeline: Pipeline, chains: Sequence[Chain]) -> ExecutionGraph:
@@ -306,8 +328,7 @@ def _checked_layout(pipeline: Pipeline, chains: Sequence[Chain]) -> dict[str, st
     for chain in chains:
         if not chain.stages or chain.name != chain.stages[0]:
             raise ChainLayoutError(f"Chain {chain.name!r} is not called after its first stage: {chain.stages}.")
-        fused = fused_in(pipeline, chain.stages)
-        for number, name in enumerate(chain.stages):
+        for name in chain.stages:
             if name in chain_of:
                 raise ChainLayoutError(f"Stage {name!r} is in two chains: {chain_of[name]!r} and {chain.name!r}.")
             chain_of[name] = chain.name
@@ -317,29 +338,29 @@ def _checked_layout(pipeline: Pipeline, chains: Sequence[Chain]) -> dict[str, st
                     f"Chain {chain.name!r} has instances {list(chain.instances)}, but {stage.where} has "
                     f"{list(stage.instances)}; a restore with other instances needs its own layout."
                 )
-            if number == len(fused) > 0:
-                _check_fused(pipeline, chain, fused, name)
-            elif number > len(fused) and (
-                pipeline.upstream(name) != (chain.stages[number - 1],) or not may_join_upstream(pipeline, name)
-            ):
-                raise ChainLayoutError(
-                    f"{stage.where} cannot follow {chain.stages[number - 1]!r} in chain {chain.name!r}: it "
-                    f"must read exactly that stage, instance by instance, no other stage may read that "
-                    f"stage's output, and that stage may not declare its own lateness (event_time=). Was the "
-                    f"pipeline changed since this layout was made?"
-                )
+        obstacle = _layout_obstacle(pipeline, chain)
+        if obstacle is not None:
+            raise ChainLayoutError(
+                f"The stages {' -> '.join(chain.stages)} cannot run as one query: {obstacle}. Each of them must read only stages "
+                "in front of it, instance by instance, and no other stage may read these. Was the pipeline changed since this "
+                "layout was made?"
+            )
     absent = [stage.name for stage in pipeline.stages if stage.name not in chain_of]
     if absent:
         raise ChainLayoutError(f"Stages {', '.join(map(repr, absent))} are in no chain.")
     return chain_of
 
 
-def _check_fused(pipeline: Pipeline, chain: Chain, fused: Sequence[str], reader: str) -> None:
-    obstacle = fusing_obstacle(pipeline, reader)
-    if obstacle is None and set(pipeline.upstream(reader)) != set(fused):
-        obstacle = f"{reader!r} reads {', '.join(map(repr, pipeline.upstream(reader)))}"
-    if obstacle is not None:
-        raise ChainLayoutError(
-            f"Chain {chain.name!r} runs the sources {', '.join(map(repr, fused))} in the query of {reader!r}, but {obstacle}. "
-            "Was the pipeline changed since this layout was made?"
-        )
+def _layout_obstacle(pipeline: Pipeline, chain: Chain) -> str | None:
+    """Why the stages of a chain cannot run as one query; None if they can."""
+    begins = max(len(fused_in(pipeline, chain.stages)), 1)
+    reads = {name: pipeline.upstream(name) for name in chain.stages[begins:]}
+    for number, name in enumerate(chain.stages[begins:], begins):
+        other = next((upstream for upstream in reads[name] if upstream not in chain.stages[:number]), None)
+        if other is not None:
+            return f"{name!r} reads {other!r}"
+        obstacle = joining_obstacle(pipeline, name)
+        if obstacle is not None:
+            return obstacle
+    unread = set(chain.stages[:-1]) - {name for name, _ in links(chain.stages, reads)}
+    return f"no stage of them reads {', '.join(map(repr, sorted(unread)))}" if unread else None

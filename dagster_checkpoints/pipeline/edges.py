@@ -32,8 +32,9 @@ class StageInput:
         edge: "pointwise", "all_to_all", or None for the default: all_to_all for a static input or with a
             `key`, pointwise otherwise.
         key: The column by which rows are distributed to the instances; equal keys meet in the same instance.
-        fuse: Whether the input may be a source in the stage's own Spark query; all inputs of the stage have to allow it.
-            Otherwise each source has a query of its own, and a long micro-batch of one does not hold the others up.
+        fuse: None: the stage and the one that it reads share a Spark query where that is possible. False: the stage reads the
+            input through a channel; each side has a query of its own, and a long micro-batch of one does not hold the other
+            up. True: as None, with a warning where it is not possible.
 
     Raises:
         InvalidStageInputError: The options contradict each other.
@@ -42,7 +43,7 @@ class StageInput:
     mode: Literal["stream", "static"] = "stream"
     edge: Literal["pointwise", "all_to_all"] | None = None
     key: str | None = None
-    fuse: bool = False
+    fuse: bool | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in ("stream", "static"):
@@ -51,6 +52,8 @@ class StageInput:
             raise InvalidStageInputError(
                 f'StageInput(edge={self.edge!r}): edge is "pointwise", "all_to_all" or None (the default).'
             )
+        if self.fuse not in (None, True, False):
+            raise InvalidStageInputError(f"StageInput(fuse={self.fuse!r}): fuse is True, False or None (the default).")
         if self.key is not None and (not isinstance(self.key, str) or not self.key):
             raise InvalidStageInputError(f"StageInput(key={self.key!r}): key is the name of a column.")
         if self.key is not None and self.edge == "pointwise":

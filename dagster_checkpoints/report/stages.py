@@ -7,7 +7,6 @@ from itertools import pairwise
 
 from dagster_checkpoints.control import PipelineStatus, StageStatus
 from dagster_checkpoints.control.history import HistorySample
-from dagster_checkpoints.pipeline import fused_sources, links
 from dagster_checkpoints.report.values import EdgeRow, StageRow, StageSeries
 
 _POINTS = 240
@@ -23,9 +22,7 @@ def edges(status: PipelineStatus) -> tuple[EdgeRow, ...]:
     ]
     if known:
         return tuple(known)
-    fused = {stage.name for stage in status.stages if stage.fused}
-    inside = ((chain, fused_sources(chain, fused.__contains__)) for chain in status.chains)
-    return tuple(EdgeRow(source=a, target=b, how="pointwise") for chain, first in inside for a, b in links(chain, first))
+    return tuple(EdgeRow(source=a, target=b, how="pointwise") for chain in status.chains for a, b in pairwise(chain))
 
 
 def stages(status: PipelineStatus, samples: Sequence[HistorySample], *, running: bool) -> tuple[StageRow, ...]:

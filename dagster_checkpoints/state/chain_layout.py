@@ -6,10 +6,12 @@ Must not know: storage, Spark, tasks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 
-from dagster_checkpoints.pipeline import Pipeline, chain_obstacle, fused_sources, fusing_obstacle, links
+from dagster_checkpoints.pipeline import Pipeline, joining_obstacle, links, merging_stage
 from dagster_checkpoints.state.errors import ChainLayoutChanged
-from dagster_checkpoints.state.metadata import ChainMetadata, StageMetadata
+from dagster_checkpoints.state.metadata import ChainMetadata, InputMetadata, StageMetadata
+from dagster_checkpoints.state.stages_between import ReplacedInput
 from dagster_checkpoints.state.views import PipelineView
 
 Reads = Mapping[str, list[str]]
@@ -54,7 +56,7 @@ def check_layout(
             f"is no longer in the pipeline{because}. Put it back, or start without this checkpoint. (allow_non_restored_state "
             "can only leave whole chains behind, and the last stages of a chain.)"
         )
-    changed = changed_input(reads, chain)
+    changed = changed_input(reads, chain, recorded)
     if changed is not None:
         upstream, name = changed
         raise ChainLayoutChanged(
@@ -63,8 +65,8 @@ def check_layout(
             "Restore the stages' order, or start without this checkpoint."
         )
     for _, change in changes_inside(pipeline, reads, chain, recorded):
-        fused = fused_in_chain(reads, chain)
-        sources = f"the sources {_names(fused)} share one query with their reader" if fused else "a stage would read other rows"
+        merging = merging_stage(chain.stages, recorded_reads(chain, recorded))
+        sources = f"the sources share one query with {merging!r}" if merging else "a stage would read other rows"
         raise ChainLayoutChanged(
             f"In {where} the stages {layout} run as one Spark query; now {change}. The query's state cannot be divided for that: "
             f"{obstacle or sources}. Take the change back, or start the pipeline without this checkpoint (restore_from: none). "
@@ -78,37 +80,38 @@ def missing_stages(pipeline: PipelineView, chain: ChainMetadata) -> list[str]:
     return [name for name in chain.stages if name not in present]
 
 
-def changed_input(reads: Reads, chain: ChainMetadata) -> tuple[str, str] | None:
-    """The first stage of the chain that does not read only its predecessor any more, after that predecessor; None without one.
+def recorded_reads(chain: ChainMetadata, recorded: Mapping[str, StageMetadata]) -> Reads:
+    """What the stages of a recorded chain read of each other: as recorded up to its merging stage, then each the one in front."""
+    inputs = {name: [_recorded_name(each) for each in recorded[name].inputs or ()] for name in chain.stages}
+    merging = merging_stage(chain.stages, inputs)
+    first = chain.stages.index(merging) if merging else 0
+    reads = {name: inputs[name] for name in chain.stages[: first + 1] if merging and inputs[name]}
+    return {**reads, **{name: [upstream] for upstream, name in pairwise(chain.stages[first:])}}
 
-    The predecessors of a stage behind fused sources are all of these.
-    """
-    pairs = links(chain.stages, fused_in_chain(reads, chain))
-    read = {name: sorted(upstream for upstream, reader in pairs if reader == name) for _, name in pairs}
-    return next(((upstream, name) for upstream, name in pairs if sorted(reads.get(name, ())) != read[name]), None)
+
+def _recorded_name(read: InputMetadata) -> str:
+    return read.before if isinstance(read, ReplacedInput) else read.stage
+
+
+def changed_input(reads: Reads, chain: ChainMetadata, recorded: Mapping[str, StageMetadata]) -> tuple[str, str] | None:
+    """The first stage of a chain that does not read exactly what it read there, after one of the stages that it read."""
+    before = recorded_reads(chain, recorded)
+    return next(((read[0], name) for name, read in before.items() if sorted(reads.get(name, ())) != sorted(read)), None)
 
 
 def changes_inside(
     pipeline: PipelineView, reads: Reads, chain: ChainMetadata, recorded: Mapping[str, StageMetadata]
 ) -> Iterator[tuple[str, str]]:
-    """The stages of a chain that cannot run in the query of their predecessor any more, each with the change in words."""
-    fused = fused_in_chain(reads, chain)
-    pairs = links(chain.stages, fused)
-    followed_by = dict(pairs)
+    """The stages of a chain that cannot run in the query of those in front any more, each with the change in words."""
+    followed_by = dict(links(chain.stages, recorded_reads(chain, recorded)))
     for edge in pipeline.edges:
         if edge.source in followed_by and edge.target != followed_by[edge.source]:
             what = "reads" if edge.target in recorded else "is new, and reads"
             yield followed_by[edge.source], f"{edge.target!r} {what} {edge.source!r}, whose rows do not leave that query"
     for name in dict.fromkeys(followed_by.values()):
-        obstacle_of = fusing_obstacle if chain.stages.index(name) == len(fused) else chain_obstacle
-        obstacle = obstacle_of(pipeline, name) if isinstance(pipeline, Pipeline) else None
+        obstacle = joining_obstacle(pipeline, name) if isinstance(pipeline, Pipeline) else None
         if obstacle is not None:
             yield name, obstacle
-
-
-def fused_in_chain(reads: Reads, chain: ChainMetadata) -> tuple[str, ...]:
-    """The fused sources with which a recorded chain begins."""
-    return fused_sources(chain.stages, lambda name: name not in reads)
 
 
 def _names(names: Iterable[str]) -> str:

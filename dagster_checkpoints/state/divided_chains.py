@@ -16,13 +16,14 @@ from itertools import pairwise
 
 import msgspec
 
-from dagster_checkpoints.pipeline import EdgePattern, links
+from dagster_checkpoints.pipeline import EdgePattern, links, merging_stage
 from dagster_checkpoints.state.chain_layout import (
     Reads,
     changed_input,
     changes_inside,
     missing_stages,
     reads_of,
+    recorded_reads,
 )
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
@@ -85,22 +86,23 @@ def _beginnings(
     """The stages that have to begin a query of their own; empty if there are none, or if a restore refuses the change."""
     missing = missing_stages(pipeline, chain)
     present = tuple(name for name in chain.stages if name not in missing)
-    fused = max((len(task.fused) for task in chain.tasks.values()), default=0)  # they stay with their reader
-    if len(present) <= fused or set(missing) & set(chain.stages[: fused + 1]):
+    merging = merging_stage(chain.stages, recorded_reads(chain, recorded))
+    whole = chain.stages.index(merging) if merging else 0  # this stage and those in front of it stay together
+    if len(present) <= whole or set(missing) & set(chain.stages[: whole + 1]):
         return frozenset()
     rest = ChainMetadata(chain.name, present, chain.tasks)
     begins = {name for name, _ in changes_inside(pipeline, reads, rest, recorded)}
-    followed_by = dict(links(present, present[:fused]))
+    followed_by = dict(links(present, recorded_reads(rest, recorded)))
     read_otherwise = any(
         (edge.target in begins and (edge.input.mode != "stream" or edge.pattern is not EdgePattern.POINTWISE))
         or (edge.source in followed_by and edge.target in recorded and followed_by[edge.source] != edge.target)
         for edge in pipeline.edges
     )
-    if read_otherwise or changed_input(reads, rest) is not None:
+    if read_otherwise or changed_input(reads, rest, recorded) is not None:
         return frozenset()
     # A removed stage, and the one behind it: the operators of the removed one are between those of the others.
     begins.update(name for before, name in pairwise(chain.stages) if (before in missing) != (name in missing))
-    return frozenset(begins) if begins <= set(chain.stages[fused + 1 :]) else frozenset()
+    return frozenset(begins) if begins <= set(chain.stages[whole + 1 :]) else frozenset()
 
 
 def division_obstacle(chain: ChainMetadata) -> str | None:

@@ -192,7 +192,11 @@ def _finished_chains(
         if _has_finished(chain, recorded):
             present = [name for name in chain.stages if name in instances]
             alike = len(present) == len(chain.stages) and len({instances[name] for name in present}) == 1
-            whole = alike and changed_input(reads, chain) is None and not any(changes_inside(pipeline, reads, chain, recorded))
+            whole = (
+                alike
+                and changed_input(reads, chain, recorded) is None
+                and not any(changes_inside(pipeline, reads, chain, recorded))
+            )
             found += [chain.stages] if whole else [(name,) for name in present]
     return tuple(found)
 

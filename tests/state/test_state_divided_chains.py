@@ -85,11 +85,12 @@ def snapshot(plans: dict[str, tuple[str, ...]] = PLANS, operators: int = 3, **mo
     return TaskSnapshot(stages, query, output_positions={"d[0]->e[0]": 5}, **values)  # type: ignore[arg-type]
 
 
-def checkpoint(task: TaskSnapshot, *, inputs: bool = True) -> CheckpointMetadata:
-    reads = {"a": (), "b": ("a",), "c": ("b",), "d": ("c",)}
-    stages = tuple(
-        StageMetadata(name, 1, ("0",), inputs=tuple(map(InputMetadata, of)) if inputs else None) for name, of in reads.items()
-    )
+READS = {"b": ("a",), "c": ("b",), "d": ("c",)}
+
+
+def checkpoint(task: TaskSnapshot, *, reads: dict[str, tuple[str, ...]] | None = READS) -> CheckpointMetadata:
+    inputs = {name: tuple(map(InputMetadata, reads.get(name, ()))) if reads is not None else None for name in "abcd"}
+    stages = tuple(StageMetadata(name, 1, ("0",), inputs=of) for name, of in inputs.items())
     return CheckpointMetadata("p", 3, stages, (ChainMetadata("a", ("a", "b", "c", "d"), {0: task}),))
 
 
@@ -167,7 +168,8 @@ def test_a_query_that_has_run_no_batch_is_divided() -> None:
 def test_sources_that_share_a_query_stay_with_their_reader() -> None:
     """a and b are fused sources of c."""
     fused = (FusedSourceSnapshot("a", 0), FusedSourceSnapshot("b", 1))
-    metadata, read = checkpoint(snapshot(fused=fused, channels=()), inputs=False), (("a", "c"), ("b", "c"), ("c", "d"))
+    inputs = {"c": ("a", "b"), "d": ("c",)}
+    metadata, read = checkpoint(snapshot(fused=fused, channels=()), reads=inputs), (("a", "c"), ("b", "c"), ("c", "d"))
     plan = restored(pipeline(*read, ("c", "x")), metadata)
     assert plan.chains == (("a", "b", "c"), ("d",))
     assert (plan.tasks[TaskId("a", 0)].fused, plan.tasks[TaskId("d", 0)].fused) == (fused, ())
@@ -199,7 +201,7 @@ def test_a_link_that_distributes_rows_otherwise_is_not_divided() -> None:
     """The release that took the checkpoint did not record inputs, so that only the layout shows the change."""
     by_key = EdgeOf("b", "c", EdgePattern.ALL_TO_ALL, StageInput(key="k"))
     with pytest.raises(ChainLayoutChanged, match="a stage would read other rows"):
-        restored(pipeline(("a", "b"), by_key, ("c", "d"), ("b", "x")), checkpoint(snapshot(), inputs=False))
+        restored(pipeline(("a", "b"), by_key, ("c", "d"), ("b", "x")), checkpoint(snapshot(), reads=None))
 
 
 def test_a_new_static_input_of_a_stage_whose_rows_stayed_in_the_query() -> None:

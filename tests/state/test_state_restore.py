@@ -485,7 +485,8 @@ def fused(*edges: tuple[str, str], ended: bool = True) -> tuple[PipelineOf, Chec
     pipeline = PipelineOf(
         "p", tuple(StageOf(name, ("0",)) for name in stages), tuple(EdgeOf(s, t, EdgePattern.POINTWISE) for s, t in read)
     )
-    recorded = [StageMetadata(name, 1, ("0",)) for name in names]
+    inputs = {"c": (InputMetadata("a"), InputMetadata("b")), "d": (InputMetadata("c"),)}
+    recorded = [StageMetadata(name, 1, ("0",), inputs=inputs.get(name, ())) for name in names]
     if ended:
         recorded[0] = msgspec.structs.replace(recorded[0], finished=(0,), fully_finished=True)
     sources = (FusedSourceSnapshot("a", 0, ended=ended), FusedSourceSnapshot("b", 1))
@@ -510,7 +511,7 @@ def test_a_task_runs_on_after_one_of_its_fused_sources_has_finished() -> None:
             (("a", "c"), ("b", "c"), ("c", "d"), ("b", "x")),
             "now 'x' is new, and reads 'b', whose rows do not leave that query. The query's state",
         ),
-        ((("a", "c"), ("a", "b"), ("b", "c"), ("c", "d")), "'b' and nothing else; now 'c' reads"),
+        ((("a", "c"), ("a", "b"), ("b", "c"), ("c", "d")), "now 'b' reads 'a', whose rows do not leave that query"),
     ],
 )
 def test_a_chain_with_fused_sources_is_not_divided(edges: tuple[tuple[str, str], ...], words: str) -> None:

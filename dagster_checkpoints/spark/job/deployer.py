@@ -24,6 +24,7 @@ from dagster_checkpoints.pipeline import (
     StageKind,
     TaskId,
     build_chains,
+    channel_reasons,
     execution_graph,
     fused_in,
 )
@@ -84,6 +85,8 @@ class Deployer:
         self._spark = spark
         self._storage = storage
         self._log = log
+        self._apart = dict(channel_reasons(pipeline))
+        """By stage that could have shared the query of its inputs, why it begins one of its own."""
         self._breaks: frozenset[str] = frozenset()
         self._warned: set[str] = set()
 
@@ -104,7 +107,7 @@ class Deployer:
                 self._refuse(refused, restored)
                 attempt.remove_folders()
             else:
-                self._note_separate(restored)
+                self._note_queries(restored)
                 return deployment
 
     def check(self, restored: Restored | None = None) -> PlanReport:
@@ -124,6 +127,8 @@ class Deployer:
                 self._refuse(refused, restored)
             else:
                 checked.changes = tuple(self._separate(restored))
+                checked.apart = self._apart if restored is None else {}
+                self._warn_of_fuse()
                 return checked
             finally:
                 attempt.discard()
@@ -140,7 +145,7 @@ class Deployer:
                 self._pipeline.stage(refused.stage).instances[0],
                 f"Spark refuses the plan that the checkpoint was taken with: {refused.reason}",
             ) from refused
-        self._log.info("Stage %r begins a query of its own: %s.", refused.stage, refused.reason)
+        self._apart[refused.stage] = refused.reason
         self._breaks |= {refused.stage}
 
     def _separate(self, restored: Restored | None) -> Iterator[str]:
@@ -156,12 +161,23 @@ class Deployer:
                         "after a drain, they share one, which is faster."
                     )
 
-    def _note_separate(self, restored: Restored | None) -> None:
-        """Log it once in a run."""
-        for text in self._separate(restored):
+    def _note_queries(self, restored: Restored | None) -> None:
+        """Log once in a run which stages do not share a query, and why."""
+        self._warn_of_fuse()
+        reasons = self._apart.items() if restored is None else ()
+        for text in [*(f"Stage {name!r} begins a query of its own: {why}." for name, why in reasons), *self._separate(restored)]:
             if text not in self._warned:
                 self._warned.add(text)
                 self._log.info("%s", text)
+
+    def _warn_of_fuse(self) -> None:
+        """Warn of inputs with fuse=True that are read through channels."""
+        for name, why in self._apart.items():
+            asked = [upstream for upstream, how in self._pipeline.stage(name).inputs.items() if how.fuse]
+            text = f"Stage {name!r} reads {', '.join(map(repr, asked))} through channels, in spite of fuse=True: {why}."
+            if asked and text not in self._warned:
+                self._warned.add(text)
+                self._log.warning("%s", text)
 
     def _chains(self, restored: Restored | None) -> tuple[Chain, ...]:
         if restored is None:

@@ -6,13 +6,13 @@ moment, and it keeps no state. Analysis only; must not know tasks or checkpoints
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from dagster_checkpoints.pipeline import Pipeline, Stage
+from dagster_checkpoints.pipeline import Pipeline, Stage, merging_stage
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources
 from dagster_checkpoints.spark.query.column_origins import BOUNDARY
 from dagster_checkpoints.spark.query.opaque_inputs import opaque
@@ -89,12 +89,42 @@ def positions(frame: DataFrame, fused: Mapping[str, DataFrame], ended: Collectio
     return found
 
 
+def meeting_stage(pipeline: Pipeline, stages: Sequence[str]) -> str:
+    """The stage of a chain at which its fused sources have met."""
+    found = merging_stage(stages, {name: pipeline.upstream(name) for name in stages})
+    assert found is not None
+    return found
+
+
+def check_passes_on(reader: str, outputs: Mapping[str, DataFrame]) -> None:
+    """Check that the stages in front of the one at which fused sources meet keep no state.
+
+    The watermark of the query is that of all sources together; such a stage alone would have run under that of its own source.
+
+    Args:
+        reader: The stage at which they meet.
+        outputs: The output of each stage in front of it, also of sources.
+
+    Raises:
+        RefusedAtStage: One of them keeps state; names the stage at which the sources meet.
+    """
+    for name, frame in outputs.items():
+        if keeping_state(frame):
+            raise RefusedAtStage(reader, f"{name!r}, which is in front of it, keeps state")
+
+
 def check_fused(
-    pipeline: Pipeline, fused: Mapping[str, DataFrame], ended: Collection[str], found: Mapping[str, FusedStream], count: int
+    reader: str,
+    pipeline: Pipeline,
+    fused: Mapping[str, DataFrame],
+    ended: Collection[str],
+    found: Mapping[str, FusedStream],
+    count: int,
 ) -> None:
     """Check that each source keeps an end of its own in the query.
 
     Args:
+        reader: The stage at which the sources meet.
         pipeline: The pipeline.
         fused: The output of each fused source.
         ended: The sources that have ended: their output is what stands in for them.
@@ -102,9 +132,8 @@ def check_fused(
         count: The number of streams of the query.
 
     Raises:
-        RefusedAtStage: The sources are to be read through channels; names the stage that reads them.
+        RefusedAtStage: The sources are to be read through channels; names the stage at which they meet.
     """
-    (reader,) = pipeline.downstream(next(iter(fused)))
     unbounded = [name for name in fused if not pipeline.is_bounded(name)]
     for name, frame in fused.items():
         if name in ended:
@@ -112,8 +141,6 @@ def check_fused(
         leaves = streams(frame)
         if len(leaves) != 1:
             raise RefusedAtStage(reader, f"the source {name!r} consists of {len(leaves)} streams")
-        if keeping_state(frame):
-            raise RefusedAtStage(reader, f"the source {name!r} keeps state")
         if unbounded and not found[name].can_be_held:
             kind = source_kind(frame, leaves[0])
             raise RefusedAtStage(reader, f"Spark cannot hold the source {name!r} ({kind}) to what is there at a moment")

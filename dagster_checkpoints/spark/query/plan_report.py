@@ -23,6 +23,7 @@ class PlanReport:
         unchecked: For each stage that could not be checked, the stage that has to be corrected first.
         changed: Plans that do not fit the state of the checkpoint, if the plans were compared with one.
         warnings: Warnings of the stages and the checks.
+        apart: By stage that could have shared the query of the stages that it reads, why it begins one of its own.
         changes: What a restore makes of the queries of the checkpoint, in words.
         schemas: The columns of the rows of each stage, as far as they are known.
     """
@@ -33,6 +34,7 @@ class PlanReport:
     unchecked: dict[str, str] = field(default_factory=dict)
     changed: list[RestoreError] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    apart: Mapping[str, str] = field(default_factory=dict)
     changes: tuple[str, ...] = ()
     schemas: Mapping[str, StructType] = field(default_factory=dict)
 

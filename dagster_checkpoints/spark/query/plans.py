@@ -32,7 +32,9 @@ from dagster_checkpoints.spark.query.fused_plans import (
     FusedStream,
     RefusedAtStage,
     check_fused,
+    check_passes_on,
     fused_source,
+    meeting_stage,
     positions,
     watermark_nodes,
 )
@@ -101,6 +103,7 @@ def build_plan(
     """
     available = {**inputs, **(stand_ins or {})}
     fused = dict(stand_ins or {})
+    meeting = meeting_stage(pipeline, [*fused, *(call.stage.name for call in calls)]) if stand_ins is not None else None
     own_watermark = bool(_watermarks(fused.values()))
     setting = frozenset(own_watermarks)
     warnings: list[str] = []
@@ -111,6 +114,8 @@ def build_plan(
     for position, call in enumerate(calls):
         arguments = {name: available[name] for name in call.stage.inputs}
         carried = _watermarks(arguments.values())
+        if call.stage.name == meeting:
+            check_passes_on(meeting, outputs)
         frame = transform_stage(call, arguments)
         streaming = frame.isStreaming
         if arguments:
@@ -123,7 +128,7 @@ def build_plan(
             warnings += check_source(call, frame)
             check_file_paths(call, frame)
         if not arguments and not streaming and len(calls) > 1:
-            # The next stage expects a stream, and gets one through a channel.
+            # Its reader expects a stream, and gets one through a channel.
             (reader,) = pipeline.downstream(call.stage.name)
             raise RefusedAtStage(reader, f"the source {call.stage.name!r} returned a batch DataFrame")
         own = streaming and bool(_watermarks([frame]) - carried)
@@ -163,8 +168,8 @@ def build_plan(
     assert frame is not None
     _check_columns(calls[-1], frame)
     streams_of = positions(frame, fused, stand_ins) if stand_ins is not None else {}
-    if stand_ins is not None:
-        check_fused(pipeline, fused, stand_ins, streams_of, len(streams(frame)))
+    if meeting is not None:
+        check_fused(meeting, pipeline, fused, stand_ins, streams_of, len(streams(frame)))
     return QueryPlan(
         frame,
         nullable(frame.schema),
