@@ -168,7 +168,7 @@ def build_plan(
     assert frame is not None
     _check_columns(calls[-1], frame)
     streams_of = positions(frame, fused, stand_ins) if stand_ins is not None else {}
-    if meeting is not None:
+    if meeting is not None and stand_ins is not None:
         check_fused(meeting, pipeline, fused, stand_ins, streams_of, len(streams(frame)))
     return QueryPlan(
         frame,
