@@ -26,11 +26,22 @@ def backfill_and_live(lab: Any, name: str = "p") -> Pipeline:
     def live(context):
         return lab.stream("live", ROWS)
 
-    @stage(sink=lab.sink(), inputs=dict.fromkeys(("history", "live"), StageInput(fuse=True)))
-    def windows(history, live):
-        return windows_of(history.unionByName(live))
+    @stage
+    def renamed(history):
+        return history.where("v >= 0").select("ts", F.col("k").alias("key"), "v")
 
-    return Pipeline(name, [history, live, windows])
+    @stage
+    def both(live, renamed):
+        return renamed.withColumnRenamed("key", "k").unionByName(live)
+
+    @stage(sink=lab.sink())
+    def windows(both):
+        return windows_of(both)
+
+    return Pipeline(name, [history, live, renamed, both, windows])
+
+
+CHAIN = ("history", "live", "renamed", "both", "windows")
 
 
 def put(lab: Any, name: str, first: int, minutes: int = 10) -> None:
@@ -42,7 +53,7 @@ def test_a_backfill_ends_in_the_query_that_it_shares_with_a_live_feed(lab: Any) 
         put(lab, "history", 10 * file)
     put(lab, "live", 1000)
     job = lab.start(backfill_and_live(lab))
-    assert job.chains == (("history", "live", "windows"),)
+    assert job.chains == (CHAIN,)
     done = job.wait_for(StageFinished)
     assert done.stage == "history"
     recorded = job.wait_for(CheckpointDone, lambda e: e.checkpoint_id == done.checkpoint_id)
@@ -79,7 +90,7 @@ def test_a_finished_backfill_is_not_read_again_after_a_failure_and_an_unfinished
 
     job = lab.start(pipeline, interval=0.3)
     began = job.wait_for(JobStarted)
-    assert (began.finished_stages, began.chains) == (("history",), (("history", "live", "windows"),))
+    assert (began.finished_stages, began.chains) == (("history",), (CHAIN,))
     assert job.wait_for(StageFinished).restored
     read = lab.table("history", ROWS).where("ts < '2026-01-01 08:00:00'").unionByName(lab.table("live", ROWS))
     due = [row for row in lab.rows(windows_of(read)) if row[0] < lab.at(60 * 1010)]
@@ -106,7 +117,7 @@ def test_two_feeds_end_one_after_the_other_and_a_suspend_lies_between(lab: Any) 
 
         return unbounded_source(name=name, watermark=("ts", "1 minute"))(read)
 
-    @stage(inputs=dict.fromkeys(("ahead", "behind"), StageInput(fuse=True)))
+    @stage
     def both(ahead, behind):
         return ahead.unionByName(behind).where("v >= 0")
 
@@ -150,7 +161,7 @@ def test_an_idle_feed_holds_no_window_back_until_it_has_rows_again(lab: Any) -> 
     def busy(context):
         return lab.stream("busy", ROWS)
 
-    @stage(sink=lab.sink(), inputs=dict.fromkeys(("silent", "busy"), StageInput(fuse=True)))
+    @stage(sink=lab.sink())
     def windows(silent, busy):
         return windows_of(silent.unionByName(busy))
 
@@ -168,28 +179,34 @@ def test_an_idle_feed_holds_no_window_back_until_it_has_rows_again(lab: Any) -> 
     lab.check(windows_of(lab.table("silent", ROWS).unionByName(lab.table("busy", ROWS))))
 
 
-def test_checkpoints_keep_their_layout_and_sources_that_cannot_be_fused_are_read_through_channels(lab: Any) -> None:
+def test_checkpoints_keep_their_layout_and_what_cannot_be_fused_is_read_through_channels(lab: Any, caplog: Any) -> None:
     for file in range(3):
         put(lab, "history", 10 * file)
         put(lab, "again", 10 * file)
 
-    def reads(name: str, fuse: bool, distinct: bool = False) -> Pipeline:
+    def reads(name: str, fuse: bool | None, distinct: bool = False, between: bool = False) -> Pipeline:
+        def once(rows):
+            return rows.dropDuplicates(["k", "v"]) if distinct else rows
+
         @bounded_source(watermark=("ts", "1 minute"))
         def history(context):
-            frame = lab.stream("history", ROWS)
-            return frame.dropDuplicates(["k", "v"]) if distinct else frame
+            return lab.stream("history", ROWS) if between else once(lab.stream("history", ROWS))
 
         @bounded_source(watermark=("ts", "1 minute"))
         def again(context):
             return lab.stream("again", ROWS)
 
-        @stage(sink=lab.sink(name), inputs=dict.fromkeys(("history", "again"), StageInput(fuse=fuse)))
-        def windows(history, again):
-            return windows_of(history.unionByName(again))
+        @stage(name="history_rows")
+        def passed(history):
+            return once(history)
 
-        return Pipeline(name, [history, again, windows])
+        @stage(sink=lab.sink(name), inputs={"again": StageInput(fuse=fuse)})
+        def windows(history_rows, again):
+            return windows_of(history_rows.unionByName(again))
 
-    apart, together = (("history",), ("again",), ("windows",)), (("history", "again", "windows"),)
+        return Pipeline(name, [history, again, passed, windows])
+
+    together, apart = (("history", "again", "history_rows", "windows"),), (("history", "history_rows"), ("again",), ("windows",))
     job = lab.start(reads("out", fuse=False), interval=0.3)
     assert job.chains == apart
     job.wait_for(CheckpointDone)
@@ -201,8 +218,21 @@ def test_checkpoints_keep_their_layout_and_sources_that_cannot_be_fused_are_read
     expected = lab.rows(windows_of(lab.table("history", ROWS).unionByName(lab.table("again", ROWS))))
     lab.check(expected)
 
-    for pipeline, chains in ((reads("fused", fuse=True), together), (reads("state", fuse=True, distinct=True), apart)):
+    for pipeline, chains, why in (
+        (reads("fused", fuse=None), together, ""),
+        (
+            reads("state", fuse=True, distinct=True),
+            apart,
+            "'windows' reads 'again' through channels, in spite of fuse=True: 'history'",
+        ),
+        (reads("between", fuse=None, distinct=True, between=True), apart, "'windows' begins a query of its own: 'history_rows'"),
+    ):
+        caplog.clear()
+        caplog.set_level("INFO", "dagster_checkpoints")
         job = lab.start(pipeline)
         assert job.chains == chains
         job.finished()
+        said = [line for line in caplog.messages if "fuse=True" in line or "begins a query" in line]
+        assert len(said) == (2 if "fuse" in why else 1 if why else 0)
+        assert not why or any(why in line and "keeps state" in line for line in said)
     lab.check(expected, "fused")
