@@ -71,6 +71,7 @@ MARKED = {"checkpoint_column": "checkpoint"}
 
 
 class TestSqlite(SqliteRows):
+    test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     crash_points = 3
     older_restore = "refuses"
 
@@ -95,6 +96,7 @@ class TestSqliteThatReplaces(SqliteRows):
 
 
 class TestPostgresql(PostgresqlRows):
+    test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     crash_points = 3
     older_restore = "refuses"
 

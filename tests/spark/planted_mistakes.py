@@ -298,7 +298,7 @@ class Mistake:
         needs: Some of these is what the history needs; () if a look at the plans is enough.
         text: Part of the text.
         rows: The rows of the sources.
-        quick: Whether the stages need not run as a job to show it.
+        quick: Whether `make test` tries it.
     """
 
     make: Callable[[Path], Pipeline]
@@ -309,9 +309,11 @@ class Mistake:
 
 
 MISTAKES = {
-    "rows are numbered in each partition": Mistake(lambda _: pipeline(numbered), ("batches", "order"), "another order"),
+    "rows are numbered in each partition": Mistake(
+        lambda _: pipeline(numbered), ("batches", "order"), "another order", quick=False
+    ),
     "a row for each micro-batch": Mistake(lambda _: pipeline(Batches()), ("batches",), "several micro-batches", quick=False),
-    "what came last": Mistake(lambda _: pipeline(newest), ("order",), "another order"),
+    "what came last": Mistake(lambda _: pipeline(newest), ("order",), "another order", quick=False),
     "the clock": Mistake(lambda _: pipeline(recent), (), "asks the clock"),
     "the clock at the start": Mistake(lambda _: pipeline(since_start), (), "another plan each time"),
     "a random key": Mistake(lambda _: pipeline(salted), (), "uses chance"),
@@ -326,7 +328,9 @@ MISTAKES = {
     "a table is read at the start": Mistake(lambda path: with_rates(path, at_start=True), (), "evaluates a DataFrame"),
     "a join without a bound": Mistake(lambda _: with_payments(), (), "keeps every row", payments_too),
     "a day in local time": Mistake(lambda _: pipeline(by_local_day), ("time_zone",), "another time zone"),
-    "an hour in local time, in Python": Mistake(lambda _: pipeline(by_local_hour_in_python), ("time_zone",), "another time zone"),
+    "an hour in local time, in Python": Mistake(
+        lambda _: pipeline(by_local_hour_in_python), ("time_zone",), "another time zone", quick=False
+    ),
 }
 """By what is wrong."""
 

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("settings_of_the_session")
 
-SOME = ("inner, key and times", "left, key and range", "left_semi, key and range", "windows of counts")
+SOME = ("inner, key and times", "left, key and range")
 
 
 def test_joins_behind_channels_whose_inputs_have_rows_in_turn(spark: Any, tmp_path: Path) -> None:
-    """All at once in one query, whose micro-batches have rows of one input."""
+    """Both at once in one query, whose micro-batches have rows of one input."""
     case = case_of(Several(tuple(JOINS[name] for name in SOME)), ARRIVALS["alternating"], "channels", channels=2)
     check(spark, case, tmp_path, query_rows(spark, case, tmp_path, "channels"))
 
@@ -54,11 +54,6 @@ def test_a_join_of_fused_sources_one_of_which_ends(spark: Any, tmp_path: Path, j
     """After the second micro-batch the query starts again, and an empty stream stands in for an input that has ended."""
     case = case_of(ONCE[join], ARRIVALS[arrival], "fused", restarts=frozenset({1}), ends_early=True)
     check(spark, case, tmp_path, query_rows(spark, case, tmp_path, "fused"))
-
-
-def test_a_join_in_a_job_of_two_instances(spark: Any, tmp_path: Path) -> None:
-    case = case_of(JOINS["inner, key and times"], ARRIVALS["alternating"], "job: two instances of each stage")
-    check(spark, case, tmp_path, job_rows(spark, case, tmp_path))
 
 
 @pytest.mark.parametrize(

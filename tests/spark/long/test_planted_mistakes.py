@@ -1,4 +1,4 @@
-"""`check_pipeline` finds mistakes that show in a job only, leaves few rows of them, and finds nothing in sound pipelines."""
+"""`check_pipeline` finds mistakes that take long to find, leaves few rows of them, and finds nothing in sound pipelines."""
 
 from __future__ import annotations
 
