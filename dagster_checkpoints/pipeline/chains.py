@@ -247,10 +247,23 @@ def joining_obstacle(pipeline: Pipeline, name: str, breaks: Collection[str] = ()
         obstacle = _input_obstacle(pipeline, edge) or (_fusing_obstacle(pipeline, edge, breaks) if len(edges) > 1 else None)
         if obstacle is not None:
             return obstacle
-    if len(edges) == 1 and stage.output_mode != "append":
-        # A query has one output mode; in "update" an upstream aggregation would emit what it must still hold back.
-        return f"{name!r} has the output mode {stage.output_mode!r}"
-    return None
+    if len(edges) > 1:
+        return _mixed_sources(pipeline, name)
+    # A query has one output mode; in "update" an upstream aggregation would emit what it must still hold back.
+    return None if stage.output_mode == "append" else f"{name!r} has the output mode {stage.output_mode!r}"
+
+
+def _mixed_sources(pipeline: Pipeline, name: str) -> str | None:
+    """Why the sources in front of a stage cannot share a query: some have an event time, which would not wait for the others."""
+    sources = [pipeline.stage(each) for each in _sources_in_front(pipeline, name)]
+    without = next((source.name for source in sources if source.watermark is None), None)
+    declared = next((source.name for source in sources if source.watermark is not None), None)
+    return f"{declared!r} declares a watermark, and {without!r} does not" if without and declared else None
+
+
+def _sources_in_front(pipeline: Pipeline, name: str) -> Iterator[str]:
+    for upstream in pipeline.upstream(name):
+        yield from [upstream] if pipeline.stage(upstream).kind.is_source else _sources_in_front(pipeline, upstream)
 
 
 def _input_obstacle(pipeline: Pipeline, edge: StageEdge) -> str | None:
@@ -283,15 +296,12 @@ def _fusing_obstacle(pipeline: Pipeline, edge: StageEdge, breaks: Collection[str
     upstream = pipeline.stage(edge.source)
     if upstream.parallelism != 1:
         return f"{edge.target!r} has {upstream.parallelism} instances; expected one"
-    if not upstream.kind.is_source:
-        before = [each for each in pipeline.edges if each.target == upstream.name]
-        return joining_obstacle(pipeline, upstream.name, breaks) or next(
-            (found for each in before if (found := _fusing_obstacle(pipeline, each, breaks)) is not None), None
-        )
-    if upstream.watermark is None:
-        # What a fused source has emitted is known from its watermark node alone.
-        return f"{edge.target!r} reads {upstream.name!r}, which declares no watermark"
-    return None
+    before = [each for each in pipeline.edges if each.target == upstream.name]
+    if not before:
+        return None
+    return joining_obstacle(pipeline, upstream.name, breaks) or next(
+        (found for each in before if (found := _fusing_obstacle(pipeline, each, breaks)) is not None), None
+    )
 
 
 def execution_graph(pipeline: Pipeline, chains: Sequence[Chain]) -> ExecutionGraph:

@@ -149,6 +149,8 @@ def shown(chains: tuple[Chain, ...]) -> str:
         ("a b d(b)$ c(a,d)", "a | b d | c"),
         ("a b d(*b) c(a,d)", "a | b | d | c"),
         ("a b? d(b) c(a,d)", "a | b d | c"),
+        ("a? b? d(b) c(a,d)", "a b d c"),
+        ("a? b? d(a,b) x c(d,x)", "a b d | x | c"),
         ("a b d!(b) c(a,d)", "a | b d | c"),
         ("a b d(b) e(b) c(a,d,e)", "a | b | d | e | c"),
         ("a b d(b) c%(a,d)", "a b d c"),

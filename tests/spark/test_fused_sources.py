@@ -236,3 +236,44 @@ def test_checkpoints_keep_their_layout_and_what_cannot_be_fused_is_read_through_
         assert len(said) == (2 if "fuse" in why else 1 if why else 0)
         assert not why or any(why in line and "keeps state" in line for line in said)
     lab.check(expected, "fused")
+
+
+def test_feeds_without_event_time_share_a_query_unless_one_sets_a_watermark_itself(lab: Any) -> None:
+    def feed(name: str, kind: Any, marked: bool = False) -> Any:
+        def read(context):
+            rows = lab.stream(name, ROWS)
+            return rows.withWatermark("ts", "1 minute") if marked else rows
+
+        return kind(name=name)(read)
+
+    def union_of(to: str, *, marked: bool = False) -> Pipeline:
+        @stage
+        def positive(history):
+            return history.where("v >= 0")
+
+        @stage(sink=lab.sink(to), name="all_rows")
+        def union(positive, live):
+            return positive.unionByName(live)
+
+        return Pipeline(to, [feed("history", bounded_source, marked), feed("live", unbounded_source), positive, union])
+
+    put(lab, "history", 0)
+    put(lab, "live", 100)
+    job = lab.start(union_of("rows"), interval=0.3)
+    assert job.chains == (("history", "live", "positive", "all_rows"),)
+    assert job.wait_for(StageFinished).stage == "history"
+    job.cancel()
+    job.result()
+    put(lab, "history", 200)  # behind the bound
+    put(lab, "live", 110)
+    job = lab.start(union_of("rows"), interval=0.3)
+    job.wait_until(lambda: lab.count("rows") == 60)
+    assert job.execution.rows() == {"history": 20, "live": 40, "positive": 20, "all_rows": 60}
+    job.done("end_source", stage="live")
+    job.finished()
+    lab.check(lab.table("history", ROWS).where("ts < '2026-01-01 03:00:00'").unionByName(lab.table("live", ROWS)), "rows")
+
+    job = lab.start(union_of("apart", marked=True))
+    assert job.chains == (("history", "positive"), ("live",), ("all_rows",))
+    job.drain()
+    job.finished()

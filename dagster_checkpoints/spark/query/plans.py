@@ -139,6 +139,9 @@ def build_plan(
                 "calls withWatermark on an input that already carries one, declared at its source; Spark forbids a second. "
                 f"Remove the call ({call.stage.location}); declare lateness at the source.",
             )
+        if own and meeting not in (None, call.stage.name, *outputs):
+            # Spark would wait for that watermark also when the source has ended.
+            raise RefusedAtStage(str(meeting), f"{call.stage.name!r}, which is in front of it, calls withWatermark")
         if call.stage.watermark is not None and streaming:
             if own:
                 raise StageWatermarkError(
