@@ -44,13 +44,13 @@ class Feeds:
 
     Attributes:
         files_per_batch: The largest number of files in a micro-batch; None for one batch of all files.
-        fuse: Whether the sources run in the query of the stage that reads them; otherwise it reads them through channels.
+        fuse: False: the stage reads the sources through channels; None: as by default, in one query with them.
     """
 
     folder: Path
     count: int
     files_per_batch: int | None = FILES_PER_BATCH
-    fuse: bool = True
+    fuse: bool | None = None
 
     def stream(self, spark: SparkSession, name: str) -> DataFrame:
         reader = spark.readStream.schema(SCHEMA)

@@ -226,3 +226,15 @@ def test_without_the_code_a_checkpoint_has_the_names_of_the_last_run(version: Ve
 
 def test_where_nothing_knows_the_names_the_uids_are_drawn() -> None:
     check(graph_of_checkpoint(checkpoint(renamed())), EDGES[before])
+
+
+def test_the_text_says_why_a_stage_that_reads_sources_has_a_query_of_its_own() -> None:
+    @bounded_source(watermark=("ts", "1 hour"))
+    def past(context): ...
+
+    @stage(sink=OUT)
+    def both(live, past): ...
+
+    text = as_text(graph_of_code(Pipeline("p", [live, past, both]))).plain
+    assert text.endswith("reads live, past; in a query of its own, since 'past' declares a watermark, and 'live' does not")
+    assert "since" not in as_text(graph_of_code(before())).plain  # it reads a table, and could not share one

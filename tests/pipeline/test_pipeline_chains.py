@@ -21,6 +21,7 @@ from dagster_checkpoints.pipeline import (
     Vertex,
     VertexEdge,
     build_chains,
+    channel_reasons,
     execution_graph,
     fused_sources,
     links,
@@ -167,6 +168,32 @@ def shown(chains: tuple[Chain, ...]) -> str:
 )
 def test_which_stages_share_a_query(row: str, chains: str) -> None:
     assert shown(build_chains(described(row))) == chains
+
+
+@pytest.mark.parametrize(
+    ("row", "reasons"),
+    [
+        ("a b c(a,b)", {}),
+        ("a b? c(a,b)", {"c": "'a' declares a watermark, and 'b' does not"}),
+        ("a b c(a,^b)", {"c": "'c' has fuse=False for its input 'b'"}),
+        ("a b(^a) c(b)", {}),
+        ("a b c+(a,b)", {"c": "'c' has max_rows_per_trigger=1000, which limits what it takes from channels"}),
+        ("a/2 b/2 c/2(a,b)", {"c": "'c' has 2 instances; expected one"}),
+        ("a/2 b c(a,b)", {"c": "'c' has the instances ['0'], and 'a' has ['0', '1']"}),
+        ("a b c(a,*b)", {"c": "'c' reads 'b' over ALL_TO_ALL; expected a stream over POINTWISE"}),
+        ("a b t c(a,b,=t)", {"c": "'c' reads 't' as a static input; expected a stream over POINTWISE"}),
+        ("a t c(a,=t)", {}),
+        ("a b$ c(a,b)", {"c": "'b' has a sink"}),
+        ("a b d(b)$ c(a,b)", {"c": "'b' is read by 'd', 'c'; expected 'c' alone"}),
+        ("a b d(b)$ c(a,d) e f(c,e)", {"c": "'d' has a sink", "f": "'d' has a sink"}),
+        ("a b! c(a,b)", {"c": "'b' overrides process_batch"}),
+    ],
+)
+def test_why_a_stage_reads_sources_through_channels(row: str, reasons: dict[str, str]) -> None:
+    assert dict(channel_reasons(described(row))) == reasons
+    assert not dict(channel_reasons(described(row, chaining=False))).items() - {
+        (name, "the pipeline has chaining=False") for name in ("c", "f")
+    }
 
 
 def test_one_instance_of_another_name_is_not_the_same_instance() -> None:
