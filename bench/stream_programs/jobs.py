@@ -90,7 +90,7 @@ def _pipeline(spark: SparkSession, case: Case, folder: Path, given: Callable[[Pa
     if given is not None:
         return Pipeline("case", [source("a"), source("b"), *given(sink)])
     first, rest = _divided(case.program) if "stages" in case.layout else (case.program, None)
-    inputs = dict.fromkeys(SIDES, StageInput(fuse=True)) if "fused" in case.layout else {}
+    inputs = dict.fromkeys(SIDES, StageInput(fuse="fused" in case.layout))
     readers = None
     if case.layout.endswith("of each stage"):
         inputs, readers = dict.fromkeys(SIDES, StageInput(key="k")), _INSTANCES

@@ -55,7 +55,7 @@ class RandomPipeline:
         inputs = {
             source.name: StageInput(key=keys[source.name])
             if layout == "keyed"
-            else StageInput(edge="all_to_all", fuse=layout == "fused")
+            else StageInput(edge=None if layout == "fused" else "all_to_all")
             for source in sources
         }
         instances = ["p", "q", "r"][: chance.randint(1, 3)] if layout == "keyed" else ["p"]
