@@ -5,14 +5,14 @@ sources follow the measured durations:
 
     micro-batch ends ──> its seconds, and what each source had ──> the limits of the next one
 
-A part of a batch's time does not depend on its rows; it is estimated from two batches of different sizes. The rest is proportional
-to the rows, so that the rows that fit into the bound are known. Only half of the estimated part is counted: if it was wrong, the
+A part of a batch's time does not depend on its rows; it is estimated from two batches of different sizes. The rest is
+proportional to the rows, which says how many fit into the bound. Only half of the estimated part is counted: if it was wrong, the
 next batch takes twice the bound at most. Each source that reached its limit asks for more, and they share what fits. Unbounded
 sources come first, since their rows are awaited; an eighth is left for bounded ones, which otherwise would never end. A source
 that did not reach its limit keeps it: how long more would take is not measured.
 
-The first batch has the smallest limits. If batches with few rows already take half of the bound, the bound gives way: otherwise
-most of the time would pass without rows.
+The first batch has the smallest limits. If a batch with few rows takes half of the bound, the bound gives way: otherwise most of
+the time would pass without rows.
 
 It must not know: what is read, the unit of a limit, Spark.
 
@@ -25,6 +25,8 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
+BATCH_SECONDS = 2.0
+"""The default of the time that a micro-batch is to take at most."""
 MAX_GROWTH = 8
 """The largest factor by which a limit grows from one batch to the next."""
 _BOUNDED_SHARE = 1 / 8
@@ -56,6 +58,7 @@ class SourceLimits:
         self._limits = dict(first)
         self._unbounded = frozenset(unbounded)
         self._seconds = seconds
+        self._begun = False
         self._seen: dict[int, tuple[int, float]] = {}
         """By the number of digits of its rows, the newest batch, as rows and seconds; the newest one last."""
 
@@ -76,11 +79,13 @@ class SourceLimits:
         estimate = self._seconds_without_rows(total, seconds)
         without_rows = estimate or 0.0
         bound = max(self._seconds, 2 * without_rows)
-        self._seen.pop(total.bit_length(), None)
-        self._seen[total.bit_length()] = (total, seconds)
         fit = total * (bound - without_rows / 2) / (seconds - without_rows / 2)
-        if estimate is None:
-            fit = max(fit, 2 * total)  # a batch of another size is needed for one
+        if estimate is None and self._seen and min(seconds, *(other for _, other in self._seen.values())) > bound:
+            fit = 2 * total  # the one before was long, too, and as large: one of another size is needed for an estimate
+        if self._begun:  # in the first batch Spark compiles its plan
+            self._seen.pop(total.bit_length(), None)
+            self._seen[total.bit_length()] = (total, seconds)
+        self._begun = True
         wanted = {name: count * (MAX_GROWTH if self._is_full(name, read[name]) else 1) for name, count in rows.items()}
         of_unbounded = sum(count for name, count in wanted.items() if name in self._unbounded)
         of_bounded = sum(wanted.values()) - of_unbounded

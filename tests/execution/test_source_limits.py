@@ -1,4 +1,4 @@
-"""The limits of sources that share micro-batches, against a model of their cost: seconds for each batch, for each file and row."""
+"""The limits of sources that share micro-batches, against a model of their costs: seconds of a batch, and of each row."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ def test_batches_begin_with_one_file_and_come_to_the_bound_without_exceeding_it(
     query = Query({"history": backfill(200_000 // rows, rows)}, fixed).run(12)
     assert query.had[0] == {"history": rows}
     assert all(seconds <= BOUND for seconds in query.seconds)
-    assert all(seconds >= 0.75 * BOUND for seconds in query.seconds[7:])
+    assert all(seconds >= 0.6 * BOUND for seconds in query.seconds[7:])
 
 
 def test_a_file_that_takes_longer_than_the_bound_is_a_batch_of_its_own() -> None:
-    """Except for the second batch: whether the first one was long because of its rows is not known without it."""
-    query = Query({"history": backfill(20, rows=5000)}).run(18)
-    assert query.had == [{"history": 5000}, {"history": 10_000}, *[{"history": 5000}] * 16]
+    """Except for one with two files: whether the others were long because of their rows is not known without it."""
+    query = Query({"history": backfill(20, rows=5000)}).run(19)
+    assert [had["history"] for had in query.had] == [5000] * 3 + [10_000] + [5000] * 15
 
 
 def test_a_slower_program_shrinks_its_batches_at_once_and_a_hiccup_is_made_good() -> None:

@@ -25,7 +25,6 @@ from dagster_checkpoints.spark.query.fused_query import FIRST_LIMIT, FusedQuery
 from dagster_checkpoints.spark.tasks.source_task import QueryOfSourcesTask
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 
-BATCH_SECONDS = float(__import__("os").environ.get("BATCH_SECONDS", "2"))
 LOOK_SECONDS = 0.1
 """Seconds between two questions whether Spark has found no more rows."""
 
@@ -39,11 +38,12 @@ class FusedTask(QueryOfSourcesTask):
     Args:
         parts: The task's parts.
         sources: The chain's fused sources, those that have ended included.
+        batch_seconds: The time that a micro-batch is to take at most.
     """
 
     query_check_seconds = LOOK_SECONDS
 
-    def __init__(self, parts: TaskParts, sources: Sequence[FusedSource]) -> None:
+    def __init__(self, parts: TaskParts, sources: Sequence[FusedSource], batch_seconds: float) -> None:
         machine = parts.make_machine(
             time.monotonic(),
             task=parts.id,
@@ -63,7 +63,7 @@ class FusedTask(QueryOfSourcesTask):
         )
         self._fused = FusedQuery(self.query, streams, jvm_of(parts.spark))
         first = {name: FIRST_LIMIT[limit] for name, limit in self._fused.limited.items()}
-        self._limits = SourceLimits(first, [source.name for source in sources if not source.bounded], BATCH_SECONDS)
+        self._limits = SourceLimits(first, [source.name for source in sources if not source.bounded], batch_seconds)
         self._began = 0.0
         """When the processing of the newest batch began."""
         self._keeps_state = parts.described is None or parts.described.keeps_state
