@@ -5,7 +5,7 @@ sources follow the measured durations:
 
     micro-batch ends ──> its seconds, and what each source had ──> the limits of the next one
 
-A part of a batch's time does not depend on its rows; it is estimated from two batches of different sizes. The rest is
+A part of a batch's time does not depend on its rows; it is estimated from the last ones. The rest is
 proportional to the rows, which says how many fit into the bound. Only half of the estimated part is counted: if it was wrong, the
 next batch takes twice the bound at most. Each source that reached its limit asks for more, and they share what fits. Unbounded
 sources come first, since their rows are awaited; an eighth is left for bounded ones, which otherwise would never end. A source
@@ -21,16 +21,22 @@ Source: TCP's congestion window (RFC 5681), and its validation (RFC 7661): what 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping
+from statistics import linear_regression
 
 import msgspec
 
-BATCH_SECONDS = 2.0
+BATCH_SECONDS = 5.0
 """The default of the time that a micro-batch is to take at most."""
+ALONE = 6
+"""How much longer a micro-batch of bounded sources alone may take: no rows are awaited, and only checkpoints wait for its end."""
 MAX_GROWTH = 8
 """The largest factor by which a limit grows from one batch to the next."""
 _BOUNDED_SHARE = 1 / 8
 """The share of the rows of a batch that unbounded sources leave to bounded ones."""
+_REMEMBERED = 16
+"""The number of batches from which the time without rows is estimated."""
 
 
 class SourceRead(msgspec.Struct, frozen=True):
@@ -51,16 +57,18 @@ class SourceLimits:
     Args:
         first: by source that is limited, the limit of its first batch, from 1; in the unit of the source.
         unbounded: the sources that do not end by themselves, limited or not.
-        seconds: the time that a micro-batch is to take at most.
+        seconds: the time that a micro-batch is to take at most; `ALONE` times as long without unbounded sources.
     """
 
     def __init__(self, first: Mapping[str, int], unbounded: Collection[str], seconds: float) -> None:
         self._limits = dict(first)
         self._unbounded = frozenset(unbounded)
-        self._seconds = seconds
+        self._seconds = seconds if unbounded else ALONE * seconds
         self._begun = False
-        self._seen: dict[int, tuple[int, float]] = {}
-        """By the number of digits of its rows, the newest batch, as rows and seconds; the newest one last."""
+        self._last: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
+        """The last batches, as rows and seconds."""
+        self._without_rows = 0.0
+        """The estimated seconds of a batch that do not depend on its rows."""
 
     @property
     def limits(self) -> Mapping[str, int]:
@@ -76,16 +84,15 @@ class SourceLimits:
         """
         rows = {name: max(had.rows, 1) for name, had in read.items()}
         total = sum(rows.values())
-        estimate = self._seconds_without_rows(total, seconds)
-        without_rows = estimate or 0.0
+        if self._begun:  # in the first batch Spark compiles its plan
+            self._last.append((total, seconds))
+        self._begun = True
+        differ = self._estimate_seconds_without_rows()
+        without_rows = min(self._without_rows, seconds)
         bound = max(self._seconds, 2 * without_rows)
         fit = total * (bound - without_rows / 2) / (seconds - without_rows / 2)
-        if estimate is None and self._seen and min(seconds, *(other for _, other in self._seen.values())) > bound:
-            fit = 2 * total  # the one before was long, too, and as large: one of another size is needed for an estimate
-        if self._begun:  # in the first batch Spark compiles its plan
-            self._seen.pop(total.bit_length(), None)
-            self._seen[total.bit_length()] = (total, seconds)
-        self._begun = True
+        if not differ and len(self._last) > 1 and min(other for _, other in self._last) > bound:
+            fit = 2 * total  # all were long, and of about this size: one of another size says why
         wanted = {name: count * (MAX_GROWTH if self._is_full(name, read[name]) else 1) for name, count in rows.items()}
         of_unbounded = sum(count for name, count in wanted.items() if name in self._unbounded)
         of_bounded = sum(wanted.values()) - of_unbounded
@@ -103,13 +110,10 @@ class SourceLimits:
         """Whether a source has probably read no more because of its limit: another file may not have fit."""
         return 2 * had.amount >= self._limits.get(name, float("inf"))
 
-    def _seconds_without_rows(self, rows: int, seconds: float) -> float | None:
-        """The part of a batch's time that does not depend on its rows: by this batch, and the newest one of another size.
-
-        None if there was none of less than half its rows, or more than twice.
-        """
-        for other, seconds_of_other in reversed(self._seen.values()):
-            if max(rows, other) >= 2 * min(rows, other):
-                of_a_row = (seconds - seconds_of_other) / (rows - other) if rows != other else 0.0
-                return min(max(seconds - of_a_row * rows, 0.0), seconds, seconds_of_other)
-        return None
+    def _estimate_seconds_without_rows(self) -> bool:
+        """Estimate it from the last batches. Returns False if all had about as many rows: then the last estimate stands."""
+        rows, seconds = [rows for rows, _ in self._last], [seconds for _, seconds in self._last]
+        if len(set(rows)) < 2 or max(rows) < 2 * min(rows):
+            return False
+        self._without_rows = min(max(linear_regression(rows, seconds).intercept, 0.0), *seconds)
+        return True

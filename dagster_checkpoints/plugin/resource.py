@@ -97,8 +97,8 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             and all of Spark's executors must see it under the same path, which is checked at start. Default: a directory for
             temporary files, with a local Spark only; required with any other master.
         max_queued_bytes: Size of the records of a channel that its consumer has not read, in bytes, from which the stage waits.
-        batch_seconds: Seconds that a micro-batch of fused sources is to take at most: the durations of earlier ones decide how much
-            it reads of files and of Kafka's topics without limits of their own.
+        batch_seconds: Seconds that a micro-batch of fused sources is to take at most: the durations of earlier ones decide how
+            much it reads of files and of Kafka's topics without limits of their own.
         observe_every: Seconds between two observations of a running stage, and of the checkpoints (`checkpoints/<pipeline>`);
             every 30 seconds in the first five minutes, and one twelfth as often while nothing changes. With the default, at most
             297 for each of them on the first day of a run, and 288 on every other day.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_checkpoints.execution.source_limits import MAX_GROWTH, SourceLimits, SourceRead
+from dagster_checkpoints.execution.source_limits import ALONE, MAX_GROWTH, SourceLimits, SourceRead
 
 BOUND = 2.0
 
@@ -60,7 +60,9 @@ class Query:
     had: list[dict[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.limits = SourceLimits({name: 1 for name in self.sources if name not in self.own}, self.live, BOUND)
+        self.limits = SourceLimits(
+            {name: 1 for name in self.sources if name not in self.own}, self.live, BOUND if self.live else BOUND / ALONE
+        )
 
     def run(self, batches: int) -> Query:
         for _ in range(batches):
