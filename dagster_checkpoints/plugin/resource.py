@@ -34,6 +34,7 @@ from dagster_checkpoints.coordination import (
 )
 from dagster_checkpoints.definitions.instance import shared_parts
 from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.execution.source_limits import BATCH_SECONDS
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.definition_checks import check_definition
 from dagster_checkpoints.plugin.input_assets import input_assets
@@ -96,6 +97,8 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             and all of Spark's executors must see it under the same path, which is checked at start. Default: a directory for
             temporary files, with a local Spark only; required with any other master.
         max_queued_bytes: Size of the records of a channel that its consumer has not read, in bytes, from which the stage waits.
+        batch_seconds: Seconds that a micro-batch of fused sources is to take at most: the durations of earlier ones decide how
+            much it reads of files and of Kafka's topics without limits of their own.
         observe_every: Seconds between two observations of a running stage, and of the checkpoints (`checkpoints/<pipeline>`);
             every 30 seconds in the first five minutes, and one twelfth as often while nothing changes. With the default, at most
             297 for each of them on the first day of a run, and 288 on every other day.
@@ -176,6 +179,11 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     lease_seconds: float = Field(default=30.0, gt=0, description="seconds without a renewal until another run may take over")
     work_directory: str | None = Field(default=None, description="directory of records between stages; all executors must see it")
     max_queued_bytes: int = Field(default=256 * 1024 * 1024, gt=0, description="unread bytes of a channel that make a stage wait")
+    batch_seconds: float = Field(
+        default=BATCH_SECONDS,
+        gt=0,
+        description="seconds that a micro-batch of fused sources without own limits is to take at most",
+    )
     observe_every: float = Field(
         default=300.0,
         ge=0,
@@ -397,6 +405,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             repartition_state=config.repartition_state,
             lease_seconds=self.lease_seconds,
             max_queued_bytes=self.max_queued_bytes,
+            batch_seconds=self.batch_seconds,
             claim_mode=ClaimMode(config.claim_mode),
             request_poll_seconds=self.request_poll_seconds,
             status_seconds=self.status_seconds,

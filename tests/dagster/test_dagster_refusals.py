@@ -254,6 +254,7 @@ def test_an_unknown_setting_of_the_run_is_refused(
         {"aligned_checkpoint_timeout": 3.0},
         {"interval_during_backlog": 1.0},
         {"backlog_rows": 100},
+        {"batch_seconds": 0},
     ],
 )
 def test_settings_have_ranges(settings: dict[str, Any]) -> None:

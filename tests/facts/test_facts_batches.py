@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQueryListener
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -104,3 +105,60 @@ def test_a_source_without_a_limit_is_one_batch(scene: Any) -> None:
         scene.put("in", ("a", number, 1))
     stream = scene.spark.readStream.schema("k string").parquet(str(scene.folder / "in"))
     assert scene.run(stream, scene.folder / "query") == [(0, [("a",), ("a",), ("a",)])]
+
+
+def test_a_query_can_be_held_at_its_start_and_its_sources_limited_while_it_runs(scene: Any) -> None:
+    """Listeners are told of a start on the query's thread, before it has sources; batches are planned under the query's lock."""
+    for file in range(12):
+        scene.put("in", *[(str(number), file, number) for number in range(10)])
+    jvm, streams = scene.spark.sparkContext._jvm, scene.spark.streams
+    held, limited = threading.Event(), threading.Event()
+
+    def hold(query_id: str) -> None:
+        lock = streams._jsqm.get(query_id).streamingQuery().awaitProgressLock()
+        lock.lock()
+        held.set()
+        limited.wait(SECONDS)
+        lock.unlock()
+
+    class Listener(StreamingQueryListener):
+        def onQueryStarted(self, event: Any) -> None:
+            threading.Thread(target=hold, args=(str(event.id),)).start()
+            held.wait(SECONDS)
+
+        def onQueryProgress(self, event: Any) -> None: ...
+
+        def onQueryTerminated(self, event: Any) -> None: ...
+
+    def limit(bytes_of_files: int) -> None:
+        execution = query._jsq.streamingQuery()
+        of = jvm.org.apache.spark.sql.connector.read.streaming.ReadLimit.maxBytes(bytes_of_files)
+        getattr(execution, "uniqueSources_$eq")(execution.uniqueSources().updated(execution.sources().apply(0), of))
+
+    sizes, limits = [], [1, 10**9, 1, 1, 1]
+
+    def process(batch: DataFrame, number: int) -> None:
+        (leaf,) = [query._jsq.streamingQuery().lastExecution().logical().collectLeaves().apply(0)]
+        sizes.append((batch.count(), leaf.relation().location().sizeInBytes()))
+        if number == 0:  # a stream that is then held to what is there keeps its limit
+            query._jsq.streamingQuery().sources().apply(0).prepareForTriggerAvailableNow()
+            scene.put("in", ("late", 1, 1))
+        limit(limits.pop(0))
+
+    reader = scene.spark.readStream.schema("k string, ts timestamp, v long").parquet(str(scene.folder / "in"))
+    listener = Listener()
+    streams.addListener(listener)
+    try:
+        checkpoint = scene.folder / "query"
+        query = reader.writeStream.option("checkpointLocation", str(checkpoint)).foreachBatch(process).start()
+        while not query._jsq.streamingQuery().uniqueSources().size():
+            assert query.isActive
+        limit(1)
+        limited.set()
+        query.processAllAvailable()
+        query.stop()
+    finally:
+        limited.set()
+        streams.removeListener(listener)
+    size = next((scene.folder / "in").glob("0*")).stat().st_size
+    assert sizes == [(10, size), (10, size), (100, 10 * size)]

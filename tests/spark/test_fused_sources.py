@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from typing import Any
 
+import pytest
 from pyspark.sql import functions as F
 
-from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
+from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted, StageFinished
 
 ROWS = "k string, ts timestamp, v long"
@@ -277,3 +280,56 @@ def test_feeds_without_event_time_share_a_query_unless_one_sets_a_watermark_itse
     assert job.chains == (("history", "positive"), ("live",), ("all_rows",))
     job.drain()
     job.finished()
+
+
+def test_batches_of_a_backfill_without_a_limit_begin_small_and_a_limit_of_the_users_is_kept(
+    lab: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a feed gets while the first batch is processed is read beside the backfill, and not behind it."""
+    for file in range(60):
+        put(lab, "history", 10 * file)
+    for file in range(4):
+        put(lab, "dated", 10 * file)
+    put(lab, "live", 0)
+    batches: list[Counter[str]] = []
+
+    def source(name: str, kind: Any, **options: Any) -> Any:
+        def read(context):
+            reader = lab.spark.readStream.schema(ROWS).options(maxFileAge="36500d", **options)
+            return reader.parquet(str(lab.input(name))).select("*", F.lit(name).alias("source"))
+
+        return kind(name=name, watermark=("ts", "1 minute"))(read)
+
+    class Rows(Stage):
+        sink = lab.sink()
+
+        def transform(self, context, history, dated, live):
+            return history.unionByName(dated).unionByName(live)
+
+        def process_batch(self, batch, batch_id):
+            counts = Counter({source: rows for source, rows in batch.groupBy("source").count().collect()})
+            if counts["history"]:
+                batches.append(counts)
+                if len(batches) == 1:
+                    put(lab, "live", 10)
+            return batch
+
+    sources = [
+        source("history", bounded_source),
+        source("dated", bounded_source, maxFilesPerTrigger=1),
+        source("live", unbounded_source),
+    ]
+    with caplog.at_level(logging.WARNING, "dagster_checkpoints"):
+        job = lab.start(Pipeline("p", [*sources, Rows()]))
+        assert job.chains == (("history", "dated", "live", "rows"),)
+        job.wait_until(lambda: {done.stage for done in job.of(StageFinished)} == {"history", "dated"})
+    job.drain()
+    job.finished()
+    assert "PerTrigger" not in caplog.text
+    of_a_file = 20
+    assert batches[:1] == [Counter(history=of_a_file, dated=of_a_file, live=of_a_file)]
+    assert all(counts["dated"] in (0, of_a_file) for counts in batches)
+    assert 3 <= len(batches) < 60
+    assert [counts["live"] for counts in batches] == [of_a_file, of_a_file] + [0] * (len(batches) - 2)
+    tables = [lab.table(name, ROWS).select("*", F.lit(name).alias("source")) for name in ("history", "dated", "live")]
+    lab.check(tables[0].unionByName(tables[1]).unionByName(tables[2]))

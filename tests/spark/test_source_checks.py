@@ -17,7 +17,13 @@ from dagster_checkpoints.pipeline import Pipeline, StageContext, bounded_source,
 from dagster_checkpoints.spark.errors import EndlessSourceError, NamedSourceError, SourceActsOnCommitError, StageFailedError
 from dagster_checkpoints.spark.job.events import JobStarted
 from dagster_checkpoints.spark.query import source_checks
-from dagster_checkpoints.spark.query.source_checks import StreamingSource, acts_on_commit, missing_limit, skips_old_files
+from dagster_checkpoints.spark.query.source_checks import (
+    StreamingSource,
+    acts_on_commit,
+    limit_in_query,
+    missing_limit,
+    skips_old_files,
+)
 from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
 
 FLIGHTS = "k string, ts timestamp, v long"
@@ -61,6 +67,25 @@ def test_which_sources_act_on_commit(kind: str, options: Mapping[str, str], foun
 )
 def test_which_sources_have_no_limit(kind: str, options: Mapping[str, str], missing: str) -> None:
     assert missing_limit(StreamingSource(kind, kind, options)) == missing
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "limit"),
+    [
+        ("files", {}, "bytes"),
+        ("files", {"latestfirst": "false"}, "bytes"),
+        ("files", {"latestfirst": "True"}, None),  # with a limit of the user's Spark would ignore the age of files
+        ("files", {"maxfilespertrigger": "1"}, None),
+        ("kafka", {"subscribe": "a"}, "rows"),
+        ("kafka", {"maxoffsetspertrigger": "1000"}, None),
+        ("kafka", {"minoffsetspertrigger": "1000"}, None),
+        ("iceberg", {}, None),
+        ("delta", {}, None),
+        ("python", {}, None),
+    ],
+)
+def test_which_sources_their_query_can_limit(kind: str, options: Mapping[str, str], limit: str | None) -> None:
+    assert limit_in_query(StreamingSource(kind, kind, options)) == limit
 
 
 @pytest.mark.parametrize(

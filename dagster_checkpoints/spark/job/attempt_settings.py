@@ -6,6 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from dagster_checkpoints.coordination import CheckpointConfig
+from dagster_checkpoints.execution.source_limits import BATCH_SECONDS
 from dagster_checkpoints.execution.trace import Recorder
 from dagster_checkpoints.pipeline import InputAsset
 from dagster_checkpoints.spark.files.work_folder import WorkFolder
@@ -21,6 +22,7 @@ class AttemptSettings:
         token: A text that differs between any two attempts of all runs.
         job_id: The job's id.
         max_queued_bytes: Size of the unread segments of a channel, in bytes, from which its producer waits.
+        batch_seconds: The time that a micro-batch of fused sources is to take at most.
         take_back_after: The id of the restored checkpoint if the job had completed later ones; None otherwise.
         next_checkpoint_id: An id above those of all checkpoints that were completed, and at most that of the next one.
         ended_sources: The sources (stage, instance) that a request has ended before a restart: they read their available input,
@@ -40,6 +42,7 @@ class AttemptSettings:
     token: str
     job_id: int
     max_queued_bytes: int
+    batch_seconds: float = BATCH_SECONDS
     take_back_after: int | None = None
     next_checkpoint_id: int = 1
     ended_sources: frozenset[tuple[str, str]] = frozenset()

@@ -123,6 +123,7 @@ class Attempts:
             token=f"e{self._epoch}a{attempt}",
             job_id=job_id,
             max_queued_bytes=self._options.max_queued_bytes,
+            batch_seconds=self._options.batch_seconds,
             take_back_after=restored_id if restored is not None and ownership.has_later(restored_id) else None,
             next_checkpoint_id=ownership.steps.first_id_after(restored_id),
             ended_sources=action.ended_sources,

@@ -354,7 +354,7 @@ class _Attempt:
             burst=self.settings.burst,
         )
         if fused_in(self.pipeline, chain.stages):
-            return FusedTask(parts, self._fused_sources(parts))
+            return FusedTask(parts, self._fused_sources(parts), self.settings.batch_seconds)
         if not inputs:
             return self._source_task(parts)
         channel_task = ChannelTask(parts, inputs, lambda files: self.plans.build(instances, inputs, files), tables)

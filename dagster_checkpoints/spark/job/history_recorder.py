@@ -175,6 +175,7 @@ def settings_of(options: JobOptions) -> Mapping[str, Setting]:
         "claim_mode": options.claim_mode.value,
         "lease_seconds": options.lease_seconds,
         "max_queued_bytes": options.max_queued_bytes,
+        "batch_seconds": options.batch_seconds,
     }
 
 

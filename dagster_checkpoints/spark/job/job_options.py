@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from dagster_checkpoints.coordination import CheckpointConfig, FailoverStrategy, InvalidCheckpointConfig, RestartStrategy
+from dagster_checkpoints.execution.source_limits import BATCH_SECONDS
 from dagster_checkpoints.pipeline import InputAsset
 from dagster_checkpoints.spark.session.work_directory import RemoteDirectory
 from dagster_checkpoints.state import ClaimMode
@@ -39,6 +40,7 @@ class JobOptions:
         repartition_state: Whether restored state gets as many state partitions as `spark.sql.shuffle.partitions` says now.
         lease_seconds: The lease's length: seconds without a renewal after which another process may take the pipeline over.
         max_queued_bytes: Size of the unread segments of a channel, in bytes, from which its producer waits.
+        batch_seconds: The time that a micro-batch of fused sources is to take at most, see `execution.source_limits`.
         upload_threads: The number of snapshots stored at the same time.
         claim_mode: The owner of a savepoint that the run starts from.
         request_poll_seconds: Seconds between two reads of control requests in storage; None for the storage's own
@@ -69,6 +71,7 @@ class JobOptions:
     repartition_state: bool = False
     lease_seconds: float = 15.0
     max_queued_bytes: int = 256 * 1024 * 1024
+    batch_seconds: float = BATCH_SECONDS
     upload_threads: int = 4
     claim_mode: ClaimMode = ClaimMode.NO_CLAIM
     request_poll_seconds: float | None = None

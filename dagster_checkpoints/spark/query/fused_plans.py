@@ -7,7 +7,7 @@ moment, and it keeps no state. Analysis only; must not know tasks or checkpoints
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
@@ -18,7 +18,7 @@ from dagster_checkpoints.spark.query.column_origins import BOUNDARY
 from dagster_checkpoints.spark.query.opaque_inputs import opaque
 from dagster_checkpoints.spark.query.operators import keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import StreamSet, analyzed_nodes, once, streams
-from dagster_checkpoints.spark.query.source_checks import source_kind
+from dagster_checkpoints.spark.query.source_checks import Limit, limit_in_query, source_of
 
 HELD_BY_SPARK = frozenset({"files", "kafka", "delta", "iceberg", "rate-micro-batch"})
 """Short names of sources that can be held to what is there at a moment while their query runs (`SupportsTriggerAvailableNow`)."""
@@ -41,11 +41,13 @@ class FusedStream:
         position: Its position among the streams of the query, as Spark numbers them.
         watermark_node: The id of its watermark node; empty if it has no event time.
         can_be_held: Whether it can be held to what is there at a moment while the query runs.
+        limit: What its task limits its micro-batches by; None if its options do, or if it cannot.
     """
 
     position: int
     watermark_node: str
     can_be_held: bool
+    limit: Limit | None = None
 
 
 def fused_source(name: str, frame: DataFrame) -> DataFrame:
@@ -84,9 +86,14 @@ def positions(frame: DataFrame, fused: Mapping[str, DataFrame], ended: Collectio
     for name, source in fused.items():
         own = StreamSet([source])
         position = next((number for number, leaf in enumerate(leaves) if leaf in own), -1)
-        can_be_held = name not in ended and position >= 0 and source_kind(source, leaves[position]) in HELD_BY_SPARK
-        found[name] = FusedStream(position, next(iter(watermark_nodes(source)), ""), can_be_held)
-    return found
+        reads = source_of(source, leaves[position]) if name not in ended and position >= 0 else None
+        can_be_held = reads is not None and reads.kind in HELD_BY_SPARK
+        limit = limit_in_query(reads) if reads is not None else None
+        found[name] = FusedStream(position, next(iter(watermark_nodes(source)), ""), can_be_held, limit)
+    if all(stream.can_be_held for name, stream in found.items() if name not in ended):
+        return found
+    # Spark itself ends this query, perhaps after one batch: what a limit leaves for a second one would not be read.
+    return {name: replace(stream, limit=None) for name, stream in found.items()}
 
 
 def meeting_stage(pipeline: Pipeline, stages: Sequence[str]) -> str:
@@ -142,7 +149,7 @@ def check_fused(
         if len(leaves) != 1:
             raise RefusedAtStage(reader, f"the source {name!r} consists of {len(leaves)} streams")
         if unbounded and not found[name].can_be_held:
-            kind = source_kind(frame, leaves[0])
+            kind = source_of(frame, leaves[0]).kind
             raise RefusedAtStage(reader, f"Spark cannot hold the source {name!r} ({kind}) to what is there at a moment")
     if count != len(fused) or any(stream.position < 0 for stream in found.values()):
         raise RefusedAtStage(reader, f"{reader!r} reads {count} streams of {len(fused)} sources: it uses a source twice")

@@ -1,9 +1,9 @@
-"""A running query with fused sources, as its task sees it: what each source has read, its watermark, and its bound.
+"""A running query with fused sources, as its task sees it: what each source has read, its watermark, its bound and its limit.
 
 All questions go to Spark's execution of the query (a JVM object), which has no public API for them. It must not know tasks, nor
 when a source ends.
 
-Source: Spark's `MicroBatchExecution`, `EventTimeWatermarkExec`, `WatermarkTracker` and `SupportsTriggerAvailableNow`.
+Source: Spark's `MicroBatchExecution`, `EventTimeWatermarkExec`, `WatermarkTracker`, `SupportsTriggerAvailableNow`, `ReadLimit`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,27 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from dagster_checkpoints.spark.query.fused_plans import FusedStream
-from dagster_checkpoints.spark.query.plan_nodes import children
+from dagster_checkpoints.spark.query.kafka_lag import rows_between
+from dagster_checkpoints.spark.query.plan_nodes import ROWS_OF_NO_STREAM, children, items
 from dagster_checkpoints.spark.query.query import START_TIMEOUT_SECONDS, TaskQuery
+from dagster_checkpoints.spark.query.source_checks import Limit
 
+FIRST_LIMIT: Mapping[Limit, int] = {"bytes": 1, "rows": 1000}
+"""The limit of a source's first batch, by what it is limited by. Spark's file source reads at least one file."""
 _WATERMARK = "EventTimeWatermark"
 _POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class ReadRows:
+    """What a source had in a batch: the number of its rows, and its watermark after them, epoch ms."""
+
+    rows: int
+    watermark: int
 
 
 class FusedQuery:
@@ -27,10 +40,12 @@ class FusedQuery:
     Args:
         query: The query.
         streams: The stream of each source.
+        jvm: The root of the names of Java's classes, see `jvm_of`.
     """
 
-    def __init__(self, query: TaskQuery, streams: Mapping[str, FusedStream]) -> None:
+    def __init__(self, query: TaskQuery, streams: Mapping[str, FusedStream], jvm: Any) -> None:
         self._query = query
+        self._jvm = jvm
         self._streams = dict(streams)
         self._counted_from = dict.fromkeys(streams, 0)
         """By source, the first batch before which Spark has asked the source whether it has rows, after it was held."""
@@ -53,17 +68,38 @@ class FusedQuery:
         self._counted_from[source] = self._query.log.newest_planned() + 2
         self._forget_proof()
 
+    @property
+    def limited(self) -> Mapping[str, Limit]:
+        """By source that is limited with :meth:`limit`, what it is limited by."""
+        return {name: stream.limit for name, stream in self._streams.items() if stream.limit is not None}
+
+    def limit(self, limits: Mapping[str, int]) -> None:
+        """Let Spark read at most so much of each source in the batches that it plans from now on: bytes, or rows.
+
+        Spark must be waiting: for the end of a batch's processing, or before it plans the first batch.
+        """
+        limited = self.limited
+        sources = {name: self._source(self._streams[name].position) for name in limits}
+        execution = self._query.execution
+        current = execution.uniqueSources()
+        for name, source in sources.items():
+            read_limit = self._jvm.org.apache.spark.sql.connector.read.streaming.ReadLimit
+            of = read_limit.maxBytes if limited[name] == "bytes" else read_limit.maxRows
+            current = current.updated(source, of(limits[name]))
+        getattr(execution, "uniqueSources_$eq")(current)
+
     def _source(self, position: int) -> Any:
         """Spark's object for a stream of the query. Spark makes them on the query's own thread, shortly after its start."""
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
-        while (sources := self._query.execution.sources()).size() <= position:
+        execution = self._query.execution
+        while not (made := execution.uniqueSources().size()):  # it is set after `sources`
             if not self._query.active or time.monotonic() > deadline:
                 raise self._query.failure() or TimeoutError(
                     f"expected Spark to make the sources of the query of {self._query.checkpoint} within "
-                    f"{START_TIMEOUT_SECONDS:.0f} s after its start, found {sources.size()} of them. Is the machine overloaded?"
+                    f"{START_TIMEOUT_SECONDS:.0f} s after its start, found {made} of them. Is the machine overloaded?"
                 )
             time.sleep(_POLL_SECONDS)
-        return sources.apply(position)
+        return execution.sources().apply(position)
 
     # What the sources have read
 
@@ -100,16 +136,25 @@ class FusedQuery:
 
     # Event time
 
-    def read(self) -> dict[str, int]:
-        """By source with rows in the batch that has just been processed, its watermark after them, epoch ms."""
+    def read(self) -> dict[str, ReadRows]:
+        """By source with rows in the batch that has just been processed, what it had."""
         plan = self._query.executed_plan()
         wanted = {stream.watermark_node: name for name, stream in self._streams.items() if stream.watermark_node}
-        found: dict[str, int] = {}
+        found: dict[str, ReadRows] = {}
         for node in self._watermark_nodes(plan) if plan is not None and wanted else ():
             source, statistics = wanted.get(str(node.nodeId().toString())), node.eventTimeStats().value()
-            if source is not None and statistics.count() > 0:
-                found[source] = int(statistics.max()) - int(node.delayMs())
+            if source is not None and (rows := int(statistics.count())) > 0:
+                found[source] = ReadRows(rows, int(statistics.max()) - int(node.delayMs()))
         return found
+
+    def amounts(self) -> dict[str, int]:
+        """By source that is limited, how much of it the batch reads that is processed now: bytes, or rows."""
+        leaves = [
+            leaf
+            for leaf in items(self._query.execution.lastExecution().logical().collectLeaves())
+            if leaf.isStreaming() and leaf.nodeName() != ROWS_OF_NO_STREAM
+        ]
+        return {name: _amount(leaves[self._streams[name].position], limit) for name, limit in self.limited.items()}
 
     def _watermark_nodes(self, plan: Any) -> list[Any]:
         cached = [plan.p(number) for number in self._numbers]
@@ -159,6 +204,15 @@ class FusedQuery:
         if log.planned(batch_id).watermark_ms >= watermark:
             return True
         return log.newest_planned() == batch_id and bool(self._query.execution.noNewData())
+
+
+def _amount(leaf: Any, limit: Limit) -> int:
+    """How much of a stream a batch reads."""
+    if leaf.nodeName().startswith("LocalRelation"):  # nothing
+        return 0
+    if limit == "bytes":
+        return int(leaf.relation().location().sizeInBytes())
+    return rows_between(str(leaf.startOffset().get().json()), str(leaf.endOffset().get().json()))
 
 
 def _nodes(plan: Any) -> Iterator[Any]:

@@ -6,7 +6,7 @@ Must not know tasks.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 _KAFKA = "KafkaV2["
@@ -41,9 +41,18 @@ def rows_behind(sources: Iterable[SourceOffsets]) -> int | None:
         read, latest = _offsets(source.endOffset), _offsets(source.latestOffset)
         if read is None or latest is None:
             return None
-        total += sum(max(0, end - read.get(partition, 0)) for partition, end in latest.items())
+        total += _between(read, latest)
         known = True
     return total if known else None
+
+
+def rows_between(start: str, end: str) -> int:
+    """The number of messages from one offset of a Kafka source to another, both as JSON."""
+    return _between(_offsets(start) or {}, _offsets(end) or {})
+
+
+def _between(start: Mapping[tuple[str, str], int], end: Mapping[tuple[str, str], int]) -> int:
+    return sum(max(0, offset - start.get(partition, 0)) for partition, offset in end.items())
 
 
 def _offsets(text: Any) -> dict[tuple[str, str], int] | None:

@@ -42,7 +42,7 @@ from dagster_checkpoints.spark.query.join_checks import check_join_keys, check_j
 from dagster_checkpoints.spark.query.operators import keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import ROWS_OF_NO_STREAM, StreamSet, analyzed, children, stream_name, streams
 from dagster_checkpoints.spark.query.row_counts import counted
-from dagster_checkpoints.spark.query.source_checks import check_source
+from dagster_checkpoints.spark.query.source_checks import check_limits, check_source
 from dagster_checkpoints.spark.query.spark_advice import advice_on_refused_plan
 from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
 from dagster_checkpoints.spark.query.stage_inputs import nullable
@@ -173,6 +173,9 @@ def build_plan(
     streams_of = positions(frame, fused, stand_ins) if stand_ins is not None else {}
     if meeting is not None and stand_ins is not None:
         check_fused(meeting, pipeline, fused, stand_ins, streams_of, len(streams(frame)))
+    for call in calls:
+        if not call.stage.inputs and ((of := streams_of.get(call.stage.name)) is None or of.limit is None):
+            warnings += check_limits(call, outputs[call.stage.name])
     return QueryPlan(
         frame,
         nullable(frame.schema),

@@ -13,13 +13,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.execution.source_answers import Doing, SourceLook
 from dagster_checkpoints.spark.files.work_path import WorkPath, url
 from dagster_checkpoints.spark.query.driver_sources import KEPT_ERRORS, SourceFailed
 from dagster_checkpoints.spark.query.file_paths import check_read_once, reads_files
+from dagster_checkpoints.spark.query.held_starts import held_start
 from dagster_checkpoints.spark.query.kafka_lag import rows_behind
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.query_log import QueryLog
@@ -129,8 +130,18 @@ class TaskQuery:
         self._trigger: Mapping[str, Any] = {}
         self._only_batch = 0  # with `once`: the batch that the query was started for
 
-    def start(self, frame: DataFrame, output_mode: str, trigger: Mapping[str, Any]) -> None:
-        """Start the query; a checkpoint directory that holds a committed batch is continued."""
+    def start(
+        self,
+        frame: DataFrame,
+        output_mode: str,
+        trigger: Mapping[str, Any],
+        before_first_batch: Callable[[], None] | None = None,
+    ) -> None:
+        """Start the query; a checkpoint directory that holds a committed batch is continued.
+
+        Args:
+            before_first_batch: Called when the query has been made, and before it plans its first batch.
+        """
         self._closing = False
         self.error = None
         self._answered = False
@@ -146,8 +157,11 @@ class TaskQuery:
         self.runs += 1
         self._reads_files = reads_files(frame)
         self._begun.clear()
-        self._query = writer.foreachBatch(self._run_batch).start()
-        self._begun.set()
+        with held_start(frame) if before_first_batch is not None else nullcontext():
+            self._query = writer.foreachBatch(self._run_batch).start()
+            self._begun.set()
+            if before_first_batch is not None:
+                before_first_batch()
 
     def _run_batch(self, frame: DataFrame, batch_id: int) -> None:
         try:

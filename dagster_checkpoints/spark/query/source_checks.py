@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
@@ -24,6 +24,8 @@ from dagster_checkpoints.spark.errors import EndlessSourceError, NamedSourceErro
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.plan_nodes import V1_STREAM, V2_STREAM, source_options, streams
 from dagster_checkpoints.spark.query.stage_calls import StageCall
+
+Limit = Literal["bytes", "rows"]
 
 _FILES = "files"
 _TOO_EARLY = "That is before the checkpoint that covers the batch is complete, and a restore could not read its rows again."
@@ -92,10 +94,10 @@ class StreamingSource:
 
 
 def check_source(call: StageCall, frame: DataFrame) -> list[str]:
-    """Refuse a source that acts when Spark commits a batch; warn of sources that read all rows at once, or skip some.
+    """Refuse a source that acts when Spark commits a batch; warn of sources that may skip rows, or not keep them.
 
     Returns:
-        Warnings of sources without a limit per micro-batch, of sources that may not keep their rows, and of those that skip rows.
+        Warnings of sources that may not keep their rows, and of those that skip rows.
 
     Raises:
         SourceActsOnCommitError: A source deletes, moves or acknowledges its input before the checkpoint is complete.
@@ -104,7 +106,7 @@ def check_source(call: StageCall, frame: DataFrame) -> list[str]:
     """
     warnings = []
     for leaf in streams(frame):
-        source = _source(frame, leaf)
+        source = source_of(frame, leaf)
         if name := _name_in_spark(leaf):
             raise NamedSourceError(
                 call.stage.name,
@@ -148,23 +150,17 @@ def check_source(call: StageCall, frame: DataFrame) -> list[str]:
             )
         if skips_old_files(source):
             warnings.append(f"Stage {call.stage.name!r}: {source.title} in {call.stage.location} has {_SKIPS_OLD_FILES}.")
-        missing = missing_limit(source)
-        if missing:
-            warnings.append(
-                f"Stage {call.stage.name!r}: {source.title} in {call.stage.location} has no {missing}: all available rows "
-                "become one micro-batch, and no checkpoint can complete while it runs. Set the option."
-            )
     return warnings
 
 
-def source_kind(frame: DataFrame, leaf: Any) -> str:
-    """The short name of a stream's source in lower case; "files" for every file format.
-
-    Args:
-        frame: The DataFrame that reads it.
-        leaf: The stream, a leaf of the DataFrame's analyzed plan.
-    """
-    return _source(frame, leaf).kind
+def check_limits(call: StageCall, frame: DataFrame) -> list[str]:
+    """Warnings of the streaming sources of a DataFrame without a limit per micro-batch."""
+    return [
+        f"Stage {call.stage.name!r}: {source.title} in {call.stage.location} has no {missing}: all available rows "
+        "become one micro-batch, and no checkpoint can complete while it runs. Set the option."
+        for source in (source_of(frame, leaf) for leaf in streams(frame))
+        if (missing := missing_limit(source))
+    ]
 
 
 def acts_on_commit(source: StreamingSource) -> str:
@@ -197,6 +193,20 @@ def skips_old_files(source: StreamingSource) -> bool:
     return source.kind == _FILES and "maxfileage" not in source.options and not reads_backwards
 
 
+def limit_in_query(source: StreamingSource) -> Limit | None:
+    """What its query can limit its micro-batches by while it runs; None if nothing, or if its options limit it.
+
+    A file source that reads the newest files first is left alone: Spark decides by its options whether it skips old files.
+
+    Source: Spark's `FileStreamSource.latestOffset` and `KafkaMicroBatchStream.latestOffset`, which take any limit.
+    """
+    if not missing_limit(source) or "minoffsetspertrigger" in source.options:
+        return None
+    if source.kind == "kafka":
+        return "rows"
+    return "bytes" if source.kind == _FILES and source.options.get("latestfirst", "").lower() != "true" else None
+
+
 def missing_limit(source: StreamingSource) -> str:
     """The names of the options that can limit the source's micro-batches; empty if there is a limit."""
     limits = _LIMITS.get(source.kind, ())
@@ -205,7 +215,13 @@ def missing_limit(source: StreamingSource) -> str:
     return " or ".join(limits)
 
 
-def _source(frame: DataFrame, leaf: Any) -> StreamingSource:
+def source_of(frame: DataFrame, leaf: Any) -> StreamingSource:
+    """The source of a stream.
+
+    Args:
+        frame: The DataFrame that reads it.
+        leaf: The stream, a leaf of the DataFrame's analyzed plan.
+    """
     name = leaf.nodeName()
     if name == V1_STREAM:
         title = str(leaf.sourceName())

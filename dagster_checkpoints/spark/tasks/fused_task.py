@@ -7,11 +7,12 @@ that with Spark's query, and reports what each source has read.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import WatermarkStatus
 from dagster_checkpoints.execution.fused_sources import FusedSource, FusedSources
+from dagster_checkpoints.execution.source_limits import SourceLimits, SourceRead
 from dagster_checkpoints.execution.task_events import (
     AdvanceEventTime,
     HoldSources,
@@ -19,7 +20,8 @@ from dagster_checkpoints.execution.task_events import (
     TaskAction,
     WatermarkReached,
 )
-from dagster_checkpoints.spark.query.fused_query import FusedQuery
+from dagster_checkpoints.spark.jvm import jvm_of
+from dagster_checkpoints.spark.query.fused_query import FIRST_LIMIT, FusedQuery
 from dagster_checkpoints.spark.tasks.source_task import QueryOfSourcesTask
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 
@@ -36,11 +38,12 @@ class FusedTask(QueryOfSourcesTask):
     Args:
         parts: The task's parts.
         sources: The chain's fused sources, those that have ended included.
+        batch_seconds: The time that a micro-batch is to take at most.
     """
 
     query_check_seconds = LOOK_SECONDS
 
-    def __init__(self, parts: TaskParts, sources: Sequence[FusedSource]) -> None:
+    def __init__(self, parts: TaskParts, sources: Sequence[FusedSource], batch_seconds: float) -> None:
         machine = parts.make_machine(
             time.monotonic(),
             task=parts.id,
@@ -58,7 +61,11 @@ class FusedTask(QueryOfSourcesTask):
         self._ends_by_itself = all(source.bounded or source.name in self._state.ended for source in sources) and not all(
             stream.can_be_held for name, stream in streams.items() if name not in self._state.ended
         )
-        self._fused = FusedQuery(self.query, streams)
+        self._fused = FusedQuery(self.query, streams, jvm_of(parts.spark))
+        first = {name: FIRST_LIMIT[limit] for name, limit in self._fused.limited.items()}
+        self._limits = SourceLimits(first, [source.name for source in sources if not source.bounded], batch_seconds)
+        self._began = 0.0
+        """When the processing of the newest batch began."""
         self._keeps_state = parts.described is None or parts.described.keeps_state
         self._followed = -1
         """The newest batch that the machine knows."""
@@ -77,7 +84,10 @@ class FusedTask(QueryOfSourcesTask):
         self.query.log.plan_due_watermark(always=True)
         self._followed = self.query.log.newest_planned()
         self._fused.starts()
-        self.start_query({"availableNow": True} if self._ends_by_itself else None)
+        self.start_query({"availableNow": True} if self._ends_by_itself else None, self._limit if self._limits.limits else None)
+
+    def _limit(self) -> None:
+        self._fused.limit(self._limits.limits)
 
     def step(self) -> None:
         if not self.machine.running:
@@ -133,17 +143,28 @@ class FusedTask(QueryOfSourcesTask):
         return tuple(name for name in self._names if name not in self._state.ended)
 
     def before_emit(self, batch_id: int) -> None:
-        self._batch_id = batch_id
+        self._batch_id, self._began = batch_id, time.monotonic()
         self.watermarks.forward()
         if self.watermarks.idle:  # before the rows, or consumers would advance event time without them
             self.watermarks.send(WatermarkStatus(False))
 
     def after_emit(self, rows: int) -> None:
-        self._watermarks_of[self._batch_id] = self._fused.read()
+        read = self._fused.read()
+        self._watermarks_of[self._batch_id] = {name: source.watermark for name, source in read.items()}
+        if self._limits.limits:
+            self._adapt_limits({name: source.rows for name, source in read.items()})
         wanted = self._event_time
         if wanted is not None and wanted != self._reached:
             self._fused.advance(wanted)
             self._reached = wanted
+
+    def _adapt_limits(self, rows: Mapping[str, int]) -> None:
+        """Limit the next batch by what this one had, and how long it took; Spark waits for the end of its processing."""
+        amounts = self._fused.amounts()
+        had = {name for name, amount in amounts.items() if amount} | rows.keys()
+        read = {name: SourceRead(rows.get(name, 0), amounts.get(name, 0)) for name in had}
+        self._limits.processed(time.monotonic() - self._began, read)
+        self._limit()
 
     # The machine's actions
 

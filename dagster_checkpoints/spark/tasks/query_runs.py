@@ -39,11 +39,11 @@ class QueryRuns:
         self._output_mode = output_mode
         self._check_canceled = check_canceled
 
-    def start(self, frame: DataFrame, trigger: Mapping[str, Any]) -> None:
+    def start(self, frame: DataFrame, trigger: Mapping[str, Any], before_first_batch: Callable[[], None] | None = None) -> None:
         """Start the query, and wait until it has asked its sources. Raises what it failed with."""
 
         def start() -> None:
-            self._query.start(frame, self._output_mode, trigger)
+            self._query.start(frame, self._output_mode, trigger, before_first_batch)
 
         for attempt in range(1, START_ATTEMPTS + 1):
             try:

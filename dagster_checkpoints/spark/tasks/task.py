@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -286,10 +286,12 @@ class Task(ABC):
 
     # Micro-batches
 
-    def start_query(self, trigger: Mapping[str, object] | None = None) -> None:
+    def start_query(
+        self, trigger: Mapping[str, object] | None = None, before_first_batch: Callable[[], None] | None = None
+    ) -> None:
         """Start the query with one of Spark's triggers, by default without a pause between batches."""
         assert self.plan is not None
-        self.runs.start(self.plan.frame, trigger or {})
+        self.runs.start(self.plan.frame, trigger or {}, before_first_batch)
         self.parts.report(TaskQueryStarted(self.id))
 
     def _on_batch(self, batch: DataFrame, batch_id: int) -> None:
