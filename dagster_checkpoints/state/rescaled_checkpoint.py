@@ -88,13 +88,6 @@ def rescale(pipeline: PipelineView, metadata: CheckpointMetadata) -> RescaledChe
     metadata = with_most_instances(metadata, {stage.name: len(stage.instances) for stage in pipeline.stages})
     if not moved:
         return RescaledCheckpoint(metadata, removed=removed)
-    parts = [chain.name for chain in metadata.chains if isinstance(chain, ChainPart)]
-    if parts and changed:
-        raise InstancesChanged(
-            f"The instances of {', '.join(map(repr, sorted(changed)))} have changed, and the pipeline divides a query of "
-            f"checkpoint {metadata.checkpoint_id}, of which {parts[-1]!r} gets a part. Do one after the other, with a checkpoint "
-            "between them."
-        )
     rescaling = _Rescaling(pipeline, metadata, recorded, changed, moved)
     rescaled = rescaling.metadata()
     return RescaledCheckpoint(rescaled, rescaling.shares, (*removed, *instances_of_finished_ones(metadata, rescaled)), moved)
@@ -271,6 +264,14 @@ class _Rescaling:
                 f"Stage {chain.name!r} has {now} instances, and {before} in {self._where}. Its state in Spark belongs to the "
                 "rows that each instance has got, and no column decides which instance gets a row. Give the stage the same "
                 "instances; or distribute its rows by a column of all its inputs (StageInput(key=...)) from a new start on."
+            )
+        if len(ran) > 1 and isinstance(chain, ChainPart) and chain.name != chain.whole[0]:
+            # Of several queries, all instances go on with that of the earliest event time. A new channel has none yet.
+            raise InstancesChanged(
+                f"The instances of {chain.name!r} have changed, and the pipeline divides the query that it shares with "
+                f"{chain.whole[0]!r} in {self._where}, which has {before} instances: which of them is the earliest in event time "
+                "is not known of a part. Do one after the other: restore the change that divides the query, with the instances "
+                "of the checkpoint; take a savepoint when rows have come to the stage; then give it other instances."
             )
         recorded = self._recorded[chain.name]
         whole = bool(recorded.state_partitions)
