@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from dagster_checkpoints.pipeline import EdgePattern, TaskId
-from dagster_checkpoints.state.divided_chains import ChainPart
 from dagster_checkpoints.state.ended_instances import EndedReaders, unended
 from dagster_checkpoints.state.errors import InstancesChanged
 from dagster_checkpoints.state.inputs import recorded_inputs
@@ -264,14 +263,6 @@ class _Rescaling:
                 f"Stage {chain.name!r} has {now} instances, and {before} in {self._where}. Its state in Spark belongs to the "
                 "rows that each instance has got, and no column decides which instance gets a row. Give the stage the same "
                 "instances; or distribute its rows by a column of all its inputs (StageInput(key=...)) from a new start on."
-            )
-        if len(ran) > 1 and isinstance(chain, ChainPart) and chain.name != chain.whole[0]:
-            # Of several queries, all instances go on with that of the earliest event time. A new channel has none yet.
-            raise InstancesChanged(
-                f"The instances of {chain.name!r} have changed, and the pipeline divides the query that it shares with "
-                f"{chain.whole[0]!r} in {self._where}, which has {before} instances: which of them is the earliest in event time "
-                "is not known of a part. Do one after the other: restore the change that divides the query, with the instances "
-                "of the checkpoint; take a savepoint when rows have come to the stage; then give it other instances."
             )
         recorded = self._recorded[chain.name]
         whole = bool(recorded.state_partitions)
