@@ -47,20 +47,21 @@ def check_stateful_plans(
         locations: by stage, the location of its function in the source code, for the error.
         where: the checkpoint, for the error.
         planned: by stage, the operators that Spark plans for it now; None if they are not known.
-        traced: whether their columns are traced to the sources, as in the checkpoint. If not, only the layout of the state is
-            compared.
+        traced: whether their columns are traced to the sources, as in the checkpoint. If not, and where a fused source has ended,
+            for which another stream stands in, only the layout of the state is compared.
 
     Raises:
         StatefulPlanChanged: names the stage and its operators, in the checkpoint and now.
     """
     if snapshot.query is None:
         return
+    compare = difference if traced and not snapshot.ended_sources else layout_difference
     for stage, now in operators.items():
         before = snapshot.stages[stage].state_plan if stage in snapshot.stages else None
         changed = None
         if before is not None and not _fits(before, now):
             changed = f"  In the checkpoint: {_shown(before, now)}\n  Now: {_shown(now, before)}{_hint(before, now)}"
-        elif (found := _planned_difference(snapshot, stage, planned, difference if traced else layout_difference)) is not None:
+        elif (found := _planned_difference(snapshot, stage, planned, compare)) is not None:
             changed = f"  In the checkpoint: {found.before}\n  Now: {found.now}\nThe stage declares the same, but {found.reason}."
         if changed is not None:
             raise StatefulPlanChanged(

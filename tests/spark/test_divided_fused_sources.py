@@ -130,3 +130,59 @@ def test_each_change_divides_the_query_of_the_sources(lab: Any, ended: bool) -> 
     lab.check(lab.table("live", ROWS).where("v >= 1000"), "readers/seen")
     raw = lab.difference(lab.table("history", ROWS).where(f"v < {BEHIND}"), "readers/raw")
     assert not (raw.unexpected or raw.duplicated) and bool(raw.missing), raw
+
+
+def pairs_of(left: DataFrame, right: DataFrame) -> DataFrame:
+    both = left.alias("l").join(
+        right.alias("r"),
+        F.expr("l.k = r.k AND r.ts BETWEEN l.ts - INTERVAL 5 MINUTES AND l.ts + INTERVAL 5 MINUTES"),
+        "left_outer",
+    )
+    return both.selectExpr("l.k AS k", "l.v AS v", "r.v AS w", "l.ts AS ts")
+
+
+@pytest.mark.parametrize("instances", [["0"], ["a", "b"]], ids=["one instance", "two instances"])
+def test_a_join_of_two_feeds_keeps_both_sides_when_its_query_is_divided(lab: Any, instances: list[str]) -> None:
+    """Rows of each side wait for those of the other one, which have yet to come."""
+
+    def pipeline(name: str, *more: Any, how: StageInput, instances: list[str]) -> Pipeline:
+        @unbounded_source(watermark=("ts", "1 minute"))
+        def left(context):
+            return lab.stream("left", ROWS)
+
+        @unbounded_source(watermark=("ts", "1 minute"))
+        def right(context):
+            return lab.stream("right", ROWS)
+
+        @stage(sink=lab.sink(f"{name}/pairs"), inputs={"left": how, "right": how}, instances=instances)
+        def pairs(left, right):
+            return pairs_of(left, right).drop("ts")
+
+        return Pipeline(name, [left, right, pairs, *more])
+
+    @stage(sink=lab.sink("second/seen"))
+    def seen(right):
+        return right
+
+    flow = Meeting(lab)
+    flow.put("left", range(40))
+    flow.put("right", range(0, 30, 3), plus=100)
+    first = lab.start(pipeline("first", how=StageInput(), instances=["0"]), interval=0.5)
+    assert set(first.chains) == {("left", "right", "pairs")}
+    first.wait_for(CheckpointDone, lambda done: (done.stages["left"].rows, done.stages["right"].rows) == (120, 30))
+    place = first.done("stop", drain=False).url
+    first.finished()
+
+    flow.put("right", range(30, 60, 3), plus=100)
+    flow.put("left", range(40, 60))
+    how = StageInput(key="k" if len(instances) > 1 else None)
+    second = lab.start(pipeline("second", seen, how=how, instances=instances), interval=0.5, restore_from=place)
+    assert {chain[0] for chain in second.chains} == {"left", "right", "pairs", "seen"}
+    second.wait_for(CheckpointDone, lambda done: (done.stages["left"].rows, done.stages["right"].rows) == (180, 60))
+    second.drain()
+    second.finished()
+    wanted = lab.rows(pairs_of(lab.table("left", ROWS), lab.table("right", ROWS)).drop("ts"))
+    before = lab.committed("first/pairs")
+    assert 0 < len(before) < len(wanted)
+    assert sorted([*before, *lab.committed("second/pairs")], key=repr) == wanted
+    lab.check(lab.table("right", ROWS).where("v >= 130"), "second/seen")

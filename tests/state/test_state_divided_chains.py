@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dagster_checkpoints.pipeline import EdgePattern, Pipeline, Stage, StageInput, TaskId, bounded_source, unbounded_source
+from dagster_checkpoints.pipeline import EdgePattern, Pipeline, Stage, StageInput, TaskId, bounded_source, stage, unbounded_source
 from dagster_checkpoints.state import (
     ChainLayoutChanged,
     ChainMetadata,
@@ -18,6 +18,7 @@ from dagster_checkpoints.state import (
     InputMetadata,
     InputRowsGone,
     InputsChanged,
+    InstancesChanged,
     NonRestoredState,
     OperatorState,
     QuerySnapshot,
@@ -354,3 +355,34 @@ def test_a_part_gets_other_instances_in_the_same_restore(ended: bool, fused: boo
         assert (part.valve_watermark, known) == ((40, feeds) if fused else (None, {}))
     live = plan.tasks[TaskId("live", 0)]
     assert live.query is not None and live.query.sources == ("files live",)
+
+
+def test_a_part_that_would_get_the_rows_of_other_instances_is_refused() -> None:
+    """Over channels the event time of each instance is known, and compared."""
+
+    def of(feeds: str, *more: Stage) -> Pipeline:
+        @unbounded_source(watermark=("ts", "1 minute"), instances=list(feeds))
+        def live(context: Any) -> None: ...
+
+        @stage(instances=["a", "b"], sink=object())
+        def plain(live: Any) -> None: ...
+
+        return Pipeline("p", [live, plain, *more])
+
+    @stage(inputs={"live": StageInput(edge="all_to_all")}, sink=object())
+    def seen(live: Any) -> None: ...
+
+    read = recorded_inputs(of("ab"))
+    stages = tuple(StageMetadata(name, 2, ("a", "b"), inputs=read[name]) for name in ("live", "plain"))
+    parts = {name: StageInstanceSnapshot(state_plan=()) for name in ("live", "plain")}
+    tasks = {index: TaskSnapshot(parts, watermark=100 * index) for index in range(2)}
+    metadata = CheckpointMetadata("p", 3, stages, (ChainMetadata("live", ("live", "plain"), tasks),))
+
+    def plan(changed: Pipeline) -> RestorePlan:
+        return validate_restore(changed, fitted(changed, metadata))
+
+    assert plan(of("ab", seen)).chains == (("live",), ("plain",))
+    with pytest.raises(
+        InstancesChanged, match=r"divides the query that 'plain' shares with 'live' .*one after the other: restore"
+    ):
+        plan(of("abc", seen))

@@ -56,8 +56,7 @@ def check_restored_plan(
     compared = _compared(described, whole)
     if compared.planned is None:
         log.warning("%s[%s]: Spark's plan cannot be described: only what its stages declare is compared.", chain.name, instance)
-    # Where a fused source has ended, another stream stands in for it, and columns cannot be traced through it any more.
-    traced = not snapshot.ended_sources and not has_ended_source(compared.sources)
+    traced = not has_ended_source(compared.sources)
     try:
         check_stateful_plans(snapshot, compared.operators, instance, locations, where, compared.planned, traced=traced)
     except StatefulPlanChanged as changed:
