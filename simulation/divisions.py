@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state import RestorePlan, TaskSnapshot
+from dagster_checkpoints.state import ChainLayoutChanged, RestorePlan, TaskSnapshot
 from simulation.channels import Ghost, Snapshot
 from simulation.shapes import Shape, TaskSpec, name_of
 from simulation.storage import Metadata
@@ -16,8 +17,8 @@ from simulation.violations import check
 
 
 def keeps_layout(divided: Shape, whole: Shape) -> bool:
-    """Whether a pipeline is the other one with stages that end their chains."""
-    return any(spec.apart for spec in divided.stages) and not any(spec.apart for spec in whole.stages)
+    """Whether a pipeline is the other one with some of its chains divided."""
+    return len(divided.chains) > len(whole.chains)
 
 
 def in_parts(metadata: Metadata, before: Shape, after: Shape, variant: int, plan: RestorePlan) -> Metadata:
@@ -26,10 +27,16 @@ def in_parts(metadata: Metadata, before: Shape, after: Shape, variant: int, plan
     Args:
         metadata: the checkpoint.
         before: the pipeline that has taken it.
-        after: the same pipeline, with stages that end their chains.
+        after: the same pipeline, with some of its chains divided.
         variant: index of `after` in the variants.
         plan: the plan of the restore into `after`.
+
+    Raises:
+        ChainLayoutChanged: the chains are divided in another way, since a source has ended: a simulated pipeline cannot run so.
     """
+    if not {chain.stages for chain in after.chains}.issuperset(plan.chains):
+        check(any(map(_ended, metadata.states.values())), "a chain is divided into {}", plan.chains)
+        raise ChainLayoutChanged(f"a source has ended, and the chains of the restore are {plan.chains}")
     ran = {(stage, spec.id.index): spec for spec in before.tasks for stage in spec.stages}
     states: dict[TaskId, Snapshot] = {}
     ghosts: dict[TaskId, Ghost] = {}
@@ -37,29 +44,37 @@ def in_parts(metadata: Metadata, before: Shape, after: Shape, variant: int, plan
     for spec in after.tasks:
         whole = ran[spec.stages[0], spec.id.index]
         ghosts[spec.id] = _ghost(metadata.ghosts[whole.id], spec, whole)
-        if whole.id in metadata.finished:
+        ended = _ended(metadata.states[whole.id]) if whole.id in metadata.states else frozenset()
+        if whole.id in metadata.finished or ended.issuperset(map(name_of, spec.stages)):
             finished.add(spec.id)
             continue
         check(spec.id in plan.tasks, "{} is a part of a chain, and is not restored", spec.id)
+        check(spec.fused > 1 or spec.id.vertex not in ended, "{} has ended, and is read again", spec.id)
         states[spec.id] = _part(metadata.states[whole.id], plan.tasks[spec.id], spec, whole, ghosts[spec.id])
     return replace(metadata, variant=variant, states=states, ghosts=ghosts, finished=frozenset(finished))
 
 
+def _ended(state: Snapshot) -> frozenset[str]:
+    """The fused sources of a task that have ended."""
+    return frozenset(source.source for source in state.fused if source.ended)
+
+
 def _part(state: Snapshot, planned: TaskSnapshot, spec: TaskSpec, whole: TaskSpec, ghost: Ghost) -> Snapshot:
     first, last = spec.stages[0] == whole.stages[0], spec.stages[-1] == whole.stages[-1]
-    begin = whole.stages.index(spec.stages[0])
     own = [name_of(stage) for stage in spec.stages]
     check(list(planned.stages) == own, "{} is restored with the state of {}, not of {}", spec.id, list(planned.stages), own)
-    known = [channel.channel for channel in planned.channels]
-    check(first or not known, "{} reads a new channel, and is restored with {}", spec.id, known)
+    check(len(planned.fused) == spec.fused, "{} is restored with the ends of {} sources", spec.id, len(planned.fused))
+    known = {channel.channel: channel for channel in planned.channels}
+    read = set(known) & set(state.channels)
+    check(first or not read, "{} reads a new channel, and is restored with {}", spec.id, read)
     return Snapshot(
         after_finish=planned.end_of_data == "drain",
-        channels={name: state.channels[name] for name in known if name in state.channels},
+        channels={name: state.channels.get(name) or PinnedChannel(channel) for name, channel in known.items()},
         output=state.output if last else {},
         valve=planned.valve_watermark,
         event_time=state.event_time,
         watermark=planned.watermark,
-        stages=state.stages[begin : begin + len(own)],
+        stages=tuple([state.stages[whole.stages.index(stage)] for stage in spec.stages]),
         tables=state.tables if first else {},
         transactions=state.transactions if last else (),
         contents=state.contents if first else (),
@@ -72,11 +87,12 @@ def _part(state: Snapshot, planned: TaskSnapshot, spec: TaskSpec, whole: TaskSpe
 
 def _ghost(ghost: Ghost, spec: TaskSpec, whole: TaskSpec) -> Ghost:
     first, last = spec.stages[0] == whole.stages[0], spec.stages[-1] == whole.stages[-1]
+    splits = {stage: read for stage, read in ghost.fused.items() if stage in spec.stages}
     return Ghost(
         ghost.read if first else {},
         ghost.sent if last else {},
         ghost.written if last else 0,
-        ghost.splits if first else (),
+        ghost.splits if first and not ghost.fused else () if spec.fused else splits.get(spec.stages[0], ()),
         {stage: counted for stage, counted in ghost.counted.items() if stage in spec.stages},
-        ghost.fused if first else {},
+        splits if spec.fused else {},
     )

@@ -35,7 +35,7 @@ from simulation.channels import Channel, Ghost, Snapshot, total
 from simulation.divisions import in_parts, keeps_layout
 from simulation.fused_task import FusedTask
 from simulation.rescalings import recorded_task, with_instances
-from simulation.shapes import Shape, StageSpec, TaskSpec, name_of
+from simulation.shapes import Shape, StageSpec, TaskSpec, name_of, with_instances_of
 from simulation.sinks import TaskSink
 from simulation.storage import Metadata, Store
 from simulation.task import Task
@@ -131,9 +131,12 @@ def read_restored(store: Store, location: str, shapes: Sequence[Shape], variant:
     if keeps_layout(before, shape):  # the user has taken a division back: the chains stay divided
         return Restored(metadata, validate_restore(before.pipeline, fitted(before.pipeline, decode(stored, location))), location)
     plan = validate_restore(shape.pipeline, fitted(shape.pipeline, decode(stored, location)))
+    if keeps_layout(shape, before):
+        same = with_instances_of(shape, before)
+        of_same = plan if same is shape else validate_restore(same.pipeline, fitted(same.pipeline, decode(stored, location)))
+        metadata, before = in_parts(metadata, before, same, variant, of_same), same
     if shape is not before:
-        converted = in_parts if keeps_layout(shape, before) else with_instances
-        metadata = converted(metadata, before, shape, variant, plan)
+        metadata = with_instances(metadata, before, shape, variant, plan)
     return Restored(metadata, plan, location)
 
 

@@ -41,7 +41,7 @@ class Scenario:
 
     Attributes:
         seed: of the schedule.
-        variants: the pipeline, and versions of it with other numbers of instances, or in more chains.
+        variants: the pipeline, and versions of it with other numbers of instances, in more chains, or both.
         idle: whether sources are idle at times.
         budgets: maximum number of each fault and of each request of users; "restart": of further runs.
         weights: of the other steps: task, mail, main, upload, io, tick, network.
@@ -123,6 +123,8 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
         other = next((found for found in tries if found is not None), None)
     if theme == "rescaling":
         other = (divided(shape, seed) if seed % 3 == 0 else None) or other or divided(shape, seed)
+    if theme == "fan-in" and seed % 2:
+        other = divided(shape, seed)
     no_periodic = config.interval is None or not config.checkpoints_after_tasks_finish
     return Scenario(
         seed,

@@ -122,6 +122,8 @@ class StageSpec(msgspec.Struct, frozen=True):
     """Whether the names of its instances are in the opposite order: instances of sources are known by name."""
     apart: bool = False
     """Whether it handles its micro-batches itself, so that its chain ends with it."""
+    rerouted: bool = False
+    """Whether its rows are routed by key, and were not in earlier versions of the pipeline."""
 
     def records_of(self, split: int) -> int:
         return max(self.records - 2 * split, 0)
@@ -130,7 +132,8 @@ class StageSpec(msgspec.Struct, frozen=True):
     def state_partitions(self) -> int | None:
         """Of every second stage by key: the number of its key groups, which are then its state partitions."""
         streams = [each for each in self.inputs if not each.static]
-        return STATE_PARTITIONS if streams and all(i.keyed for i in streams) and streams[0].source % 2 == 0 else None
+        whole = streams and all(i.keyed for i in streams) and streams[0].source % 2 == 0 and not self.rerouted
+        return STATE_PARTITIONS if whole else None
 
     @property
     def key_groups(self) -> int:
@@ -342,19 +345,48 @@ def rescaled(shape: Shape, seed: int, same_sources: float = 0.0) -> Shape | None
 
 
 def divided(shape: Shape, seed: int) -> Shape | None:
-    """The same pipeline with stages inside its chains that end them, so that a restore divides them; None if none can."""
+    """The same pipeline, so that a restore divides some of its chains; None if none can be.
+
+    Stages inside a chain end it. Or sources are not to be fused any more, and then the stage at which they meet may also have
+    several instances, to which rows are routed by key.
+    """
     r = random.Random(seed)
-    reads = {stage.name: shape.pipeline.upstream(stage.name) for stage in shape.pipeline.stages}
-    inside: list[str] = []
-    for chain in shape.chains:
-        merging = merging_stage(chain.stages, reads)
-        inside += chain.stages[chain.stages.index(merging) if merging else 0 : -1]
-    inside = [name for name in inside if not shape.stages[number_of(name)].enumerated]
+    inside = [name for chain in shape.chains for name in chain.stages[:-1] if not shape.stages[number_of(name)].enumerated]
     if not inside:
         return None
     ends = set(r.sample(inside, r.randint(1, len(inside))))
-    stages = tuple(msgspec.structs.replace(spec, apart=name_of(n) in ends) for n, spec in enumerate(shape.stages))
-    return shape_of(stages, shape.pipeline.chaining)
+    stages = [msgspec.structs.replace(spec, apart=name_of(n) in ends) for n, spec in enumerate(shape.stages)]
+    for chain in shape.chains:
+        if fused_in(shape.pipeline, chain.stages) and r.random() < 0.6:
+            _meet_behind_channels(r, shape, chain, stages)
+    return shape_of(tuple(stages), shape.pipeline.chaining)
+
+
+def _meet_behind_channels(r: random.Random, shape: Shape, chain: Chain, stages: list[StageSpec]) -> None:
+    merging = merging_stage(chain.stages, {name: shape.pipeline.upstream(name) for name in chain.stages})
+    assert merging is not None
+    first, *others = [number_of(name) for name in chain.stages[chain.stages.index(merging) :]]
+    stateful = any(stages[number].kind in ("window", "totals") for number in others)  # by key, of a stage without one
+    instances = 1 if stateful else r.choice((1, 2, 3))
+    how = StageInput(fuse=False) if instances == 1 else StageInput(key="key")
+    inputs = tuple(msgspec.structs.replace(each, how=how) for each in stages[first].inputs)
+    stages[first] = msgspec.structs.replace(stages[first], inputs=inputs, rerouted=instances > 1)
+    for number in (first, *others):
+        stages[number] = msgspec.structs.replace(stages[number], instances=instances)
+
+
+def with_instances_of(shape: Shape, before: Shape) -> Shape:
+    """A pipeline whose chains are divided, with the instances that it had before."""
+    if shape.instances == before.instances:
+        return shape
+    stages = []
+    for spec, old in zip(shape.stages, before.stages, strict=True):
+        how = StageInput(fuse=False)
+        inputs = tuple(msgspec.structs.replace(each, how=how) for each in old.inputs) if spec.rerouted else spec.inputs
+        stages.append(
+            msgspec.structs.replace(spec, instances=old.instances, backwards=old.backwards, inputs=inputs, rerouted=False)
+        )
+    return shape_of(tuple(stages), shape.pipeline.chaining)
 
 
 @lru_cache(maxsize=4096)

@@ -5,7 +5,7 @@ Spark), then `redistribution` with `key_groups` (which instance gets which state
 instances), and `claim` (who owns a savepoint)."""
 
 from dagster_checkpoints.state.claim import ClaimMode
-from dagster_checkpoints.state.divided_chains import ChainPart
+from dagster_checkpoints.state.divided_chains import ChainPart, QueryOfStreams
 from dagster_checkpoints.state.errors import (
     ChainLayoutChanged,
     CorruptMetadata,
@@ -127,6 +127,7 @@ __all__ = [
     "PipelineView",
     "PlannedInput",
     "PlannedOperator",
+    "QueryOfStreams",
     "QuerySnapshot",
     "RemovedInstance",
     "RescaledCheckpoint",

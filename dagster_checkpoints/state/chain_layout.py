@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
-from dagster_checkpoints.pipeline import Pipeline, joining_obstacle, links, merging_stage
+from dagster_checkpoints.pipeline import Pipeline, joining_obstacle, merging_stage
 from dagster_checkpoints.state.errors import ChainLayoutChanged
 from dagster_checkpoints.state.metadata import ChainMetadata, InputMetadata, StageMetadata
 from dagster_checkpoints.state.stages_between import ReplacedInput
@@ -56,7 +56,8 @@ def check_layout(
             f"is no longer in the pipeline{because}. Put it back, or start without this checkpoint. (allow_non_restored_state "
             "can only leave whole chains behind, and the last stages of a chain.)"
         )
-    changed = changed_input(reads, chain, recorded)
+    before = recorded_reads(chain, recorded)
+    changed = changed_input(reads, before)
     if changed is not None:
         upstream, name = changed
         raise ChainLayoutChanged(
@@ -64,13 +65,11 @@ def check_layout(
             f"now {name!r} reads {_names(reads.get(name, ())) or 'nothing'}. Spark's state belongs to the plan of that query. "
             "Restore the stages' order, or start without this checkpoint."
         )
-    for _, change in changes_inside(pipeline, reads, chain, recorded):
-        merging = merging_stage(chain.stages, recorded_reads(chain, recorded))
-        sources = f"the sources share one query with {merging!r}" if merging else "a stage would read other rows"
+    for _, change in changes_inside(pipeline, before, recorded):
         raise ChainLayoutChanged(
             f"In {where} the stages {layout} run as one Spark query; now {change}. The query's state cannot be divided for that: "
-            f"{obstacle or sources}. Take the change back, or start the pipeline without this checkpoint (restore_from: none). "
-            "With Pipeline(..., chaining=False) from that start on, each stage has a query of its own."
+            f"{obstacle or 'a stage would read other rows'}. Take the change back, or start the pipeline without this checkpoint "
+            "(restore_from: none). With Pipeline(..., chaining=False) from that start on, each stage has a query of its own."
         )
 
 
@@ -93,22 +92,30 @@ def _recorded_name(read: InputMetadata) -> str:
     return read.before if isinstance(read, ReplacedInput) else read.stage
 
 
-def changed_input(reads: Reads, chain: ChainMetadata, recorded: Mapping[str, StageMetadata]) -> tuple[str, str] | None:
+def readers(before: Reads) -> dict[str, str]:
+    """By stage of a recorded chain, the stage of the chain that reads it."""
+    return {upstream: name for name, read in before.items() for upstream in read}
+
+
+def changed_input(reads: Reads, before: Reads) -> tuple[str, str] | None:
     """The first stage of a chain that does not read exactly what it read there, after one of the stages that it read."""
-    before = recorded_reads(chain, recorded)
     return next(((read[0], name) for name, read in before.items() if sorted(reads.get(name, ())) != sorted(read)), None)
 
 
-def changes_inside(
-    pipeline: PipelineView, reads: Reads, chain: ChainMetadata, recorded: Mapping[str, StageMetadata]
-) -> Iterator[tuple[str, str]]:
-    """The stages of a chain that cannot run in the query of those in front any more, each with the change in words."""
-    followed_by = dict(links(chain.stages, recorded_reads(chain, recorded)))
+def changes_inside(pipeline: PipelineView, before: Reads, recorded: Mapping[str, StageMetadata]) -> Iterator[tuple[str, str]]:
+    """The stages of a chain that cannot run in the query of those in front any more, each with the change in words.
+
+    Args:
+        pipeline: the pipeline that is to run.
+        before: what the stages of the chain read of each other, see `recorded_reads`.
+        recorded: the stages of the checkpoint, by name.
+    """
+    followed_by = readers(before)
     for edge in pipeline.edges:
         if edge.source in followed_by and edge.target != followed_by[edge.source]:
             what = "reads" if edge.target in recorded else "is new, and reads"
             yield followed_by[edge.source], f"{edge.target!r} {what} {edge.source!r}, whose rows do not leave that query"
-    for name in dict.fromkeys(followed_by.values()):
+    for name in before:
         obstacle = joining_obstacle(pipeline, name) if isinstance(pipeline, Pipeline) else None
         if obstacle is not None:
             yield name, obstacle

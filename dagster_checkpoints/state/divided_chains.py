@@ -3,38 +3,46 @@
 A stage inside a chain gets another reader or a sink, or stages behind it are removed, or others are put between. At a checkpoint
 the query is between two micro-batches, so nothing is on its way between its stages. The first part goes on as the query that it
 was, with its offsets. Each later part becomes a query behind a new, empty channel. All parts continue with the next batch of the
-recorded query; the state of an operator goes with the stage that has it. Must not know: storage, Spark, tasks.
+recorded query; the state of an operator goes with the stage that has it.
+
+Where fused sources meet, the query is divided in front of the stage at which they do: each source that has not ended goes on as a
+query of its own, from its own offsets, with the stages behind it that pass its rows on. One that has ended is a finished stage.
+The event time of each source becomes that of the new channel from it. Must not know: storage, Spark, tasks.
 
 Source: Spark numbers the stateful operators of a query from its output to its inputs (`IncrementalExecution`), and keeps their
-state in `state/<number>`; version n + 1 of the state belongs to batch n.
+state in `state/<number>`; version n + 1 of the state belongs to batch n. It numbers the streams, too: for their offsets, and for
+what a source stores in `sources/<number>`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
-from dagster_checkpoints.pipeline import EdgePattern, links, merging_stage
+from dagster_checkpoints.pipeline import ChannelId, EdgePattern, merging_stage
 from dagster_checkpoints.state.chain_layout import (
     Reads,
     changed_input,
     changes_inside,
     missing_stages,
+    readers,
     reads_of,
     recorded_reads,
 )
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
+    ChannelSnapshot,
     CheckpointMetadata,
+    FusedSourceSnapshot,
     QuerySnapshot,
     StageMetadata,
     StateFile,
     TaskSnapshot,
 )
+from dagster_checkpoints.state.rescaling import least_watermark
 from dagster_checkpoints.state.stages_between import replaced_inputs
-from dagster_checkpoints.state.views import PipelineView
+from dagster_checkpoints.state.views import EdgeView, PipelineView
 
 _OUTPUT_MODE = "output mode "
 """How the text of a plan begins that is not an operator."""
@@ -52,6 +60,16 @@ class ChainPart(ChainMetadata, frozen=True):
     whole: tuple[str, ...] = ()
 
 
+class QueryOfStreams(QuerySnapshot, frozen=True):
+    """The part of a query with some of its streams; in memory only.
+
+    Attributes:
+        streams: the positions that these streams had among those of the recorded query, in order.
+    """
+
+    streams: tuple[int, ...] = ()
+
+
 def divided(metadata: CheckpointMetadata, pipeline: PipelineView) -> CheckpointMetadata:
     """The checkpoint with each chain divided where the pipeline needs it, and where its state allows it.
 
@@ -64,7 +82,7 @@ def divided(metadata: CheckpointMetadata, pipeline: PipelineView) -> CheckpointM
     chains: list[ChainMetadata] = []
     for chain in metadata.chains:
         begins = _beginnings(pipeline, reads, chain, recorded)
-        chains += _parts(chain, begins) if begins and division_obstacle(chain) is None else [chain]
+        chains += _Division(pipeline, chain, recorded, begins).parts() if begins and division_obstacle(chain) is None else [chain]
     if len(chains) == len(metadata.chains):
         return metadata
     return msgspec.structs.replace(metadata, chains=tuple(chains))
@@ -84,25 +102,81 @@ def _beginnings(
     pipeline: PipelineView, reads: Reads, chain: ChainMetadata, recorded: Mapping[str, StageMetadata]
 ) -> frozenset[str]:
     """The stages that have to begin a query of their own; empty if there are none, or if a restore refuses the change."""
-    missing = missing_stages(pipeline, chain)
-    present = tuple(name for name in chain.stages if name not in missing)
-    merging = merging_stage(chain.stages, recorded_reads(chain, recorded))
-    whole = chain.stages.index(merging) if merging else 0  # this stage and those in front of it stay together
-    if len(present) <= whole or set(missing) & set(chain.stages[: whole + 1]):
+    missing, whole = missing_stages(pipeline, chain), recorded_reads(chain, recorded)
+    if len(missing) == len(chain.stages):
         return frozenset()
-    rest = ChainMetadata(chain.name, present, chain.tasks)
-    begins = {name for name, _ in changes_inside(pipeline, reads, rest, recorded)}
-    followed_by = dict(links(present, recorded_reads(rest, recorded)))
+    before = _without(whole, missing)
+    begins = {name for name, _ in changes_inside(pipeline, before, recorded)}
+    followed_by = readers(before)
     read_otherwise = any(
-        (edge.target in begins and (edge.input.mode != "stream" or edge.pattern is not EdgePattern.POINTWISE))
+        (edge.target in begins and recorded[edge.target].inputs is None and _distributes(edge))
         or (edge.source in followed_by and edge.target in recorded and followed_by[edge.source] != edge.target)
         for edge in pipeline.edges
     )
-    if read_otherwise or changed_input(reads, rest, recorded) is not None:
+    if read_otherwise or changed_input(reads, before) is not None:
         return frozenset()
     # A removed stage, and the one behind it: the operators of the removed one are between those of the others.
-    begins.update(name for before, name in pairwise(chain.stages) if (before in missing) != (name in missing))
-    return frozenset(begins) if begins <= set(chain.stages[whole + 1 :]) else frozenset()
+    begins.update(name for upstream, name in readers(whole).items() if (upstream in missing) != (name in missing))
+    return _with_meeting_stages(chain, whole, begins)
+
+
+def _distributes(edge: EdgeView) -> bool:
+    """Whether a stage reads another one in another way than stages of one query read each other."""
+    return edge.input.mode != "stream" or edge.pattern is not EdgePattern.POINTWISE
+
+
+def _without(reads: Reads, missing: Collection[str]) -> dict[str, list[str]]:
+    """What the present stages read, with the inputs of the missing ones in the place of these."""
+
+    def inputs(name: str) -> Iterator[str]:
+        for upstream in reads[name]:
+            yield from inputs(upstream) if upstream in missing and upstream in reads else (upstream,)
+
+    return {name: list(inputs(name)) for name in reads if name not in missing}
+
+
+def _with_meeting_stages(chain: ChainMetadata, reads: Reads, begins: Collection[str]) -> frozenset[str]:
+    """The stages that begin a query, and with them those at which their rows meet others: no query has sources and channels.
+
+    In a part whose sources have all ended, the stages behind these begin a query, too: it ends at once, behind finished stages.
+    """
+    found, ended = _with_meeting(chain.stages, reads, begins), chain.ended_sources
+    for stages in _parts_of(chain.stages, reads, found):
+        sources = [name for name in stages if name not in reads]
+        if sources and ended.issuperset(sources):
+            found.update(name for name in stages if not set(sources).isdisjoint(reads.get(name, ())))
+    return frozenset(_with_meeting(chain.stages, reads, found)) if begins else frozenset()
+
+
+def _with_meeting(stages: Sequence[str], reads: Reads, begins: Collection[str]) -> set[str]:
+    found, behind_channels = set(begins), set[str]()
+    for name in stages:
+        read = reads.get(name, ())
+        if not behind_channels.isdisjoint(read):
+            behind_channels.add(name)
+            if len(read) > 1:
+                found.add(name)
+        elif name in found:
+            behind_channels.add(name)
+    return found
+
+
+def _parts_of(stages: Sequence[str], reads: Reads, begins: Collection[str]) -> list[tuple[str, ...]]:
+    """The stages of each part of a chain, in the order of the chain.
+
+    Args:
+        stages: the stages of the chain, in order.
+        reads: what they read of each other.
+        begins: the stages that begin a part.
+    """
+    followed_by, last = readers(reads), dict[str, str]()
+    for name in reversed(stages):
+        after = followed_by.get(name)
+        last[name] = name if after is None or after in begins else last[after]
+    parts: dict[str, list[str]] = {}
+    for name in stages:
+        parts.setdefault(last[name], []).append(name)
+    return [tuple(part) for part in parts.values()]
 
 
 def division_obstacle(chain: ChainMetadata) -> str | None:
@@ -123,54 +197,136 @@ def division_obstacle(chain: ChainMetadata) -> str | None:
     return None
 
 
-def _parts(chain: ChainMetadata, begins: frozenset[str]) -> list[ChainMetadata]:
-    cuts = [0, *sorted(chain.stages.index(name) for name in begins), len(chain.stages)]
-    found: list[ChainMetadata] = []
-    for first, end in pairwise(cuts):
-        stages = chain.stages[first:end]
-        tasks = {index: _part(task, chain.stages, first, end) for index, task in chain.tasks.items()}
-        found.append(ChainPart(stages[0], stages, tasks, whole=chain.stages))
-    return found
+class _Division:
+    """A recorded chain that is divided.
+
+    Args:
+        pipeline: the pipeline that is to run.
+        chain: the chain.
+        recorded: the stages of the checkpoint, by name.
+        begins: the stages that begin a part.
+    """
+
+    def __init__(
+        self, pipeline: PipelineView, chain: ChainMetadata, recorded: Mapping[str, StageMetadata], begins: Collection[str]
+    ) -> None:
+        self._chain = chain
+        self._recorded = recorded
+        self._reads = recorded_reads(chain, recorded)
+        self._begins = begins
+        self._merging = merging_stage(chain.stages, self._reads)
+        self._edges = [edge for edge in pipeline.edges if edge.source in chain.stages and edge.input.mode == "stream"]
+        self._uids = {stage.name: stage.uid for stage in pipeline.stages}
+
+    def parts(self) -> list[ChainMetadata]:
+        """The parts, in the order of their first stages in the chain; a source that has ended has no task."""
+        found: list[ChainMetadata] = []
+        for stages in _parts_of(self._chain.stages, self._reads, self._begins):
+            ended = all(self._recorded[name].fully_finished for name in stages)
+            tasks = {} if ended else {index: self._task(task, stages) for index, task in self._chain.tasks.items()}
+            found.append(ChainPart(stages[0], stages, tasks, whole=self._chain.stages))
+        return found
+
+    def _task(self, task: TaskSnapshot, stages: tuple[str, ...]) -> TaskSnapshot:
+        """The part of a task with some of its stages."""
+        whole, state = self._chain.stages, self._state(task, stages)
+        own = {name: task.stages[name] for name in stages if name in task.stages}
+        last = stages[-1] == whole[-1]
+        # The others have sent nothing over channels yet.
+        watermark, sent = (task.watermark, task.output_positions) if last else (None, {})
+        if whole[0] in stages and (self._merging is None or self._merging in stages):
+            query = _query(task.query, state, None)
+            return msgspec.structs.replace(task, stages=own, query=query, watermark=watermark, output_positions=sent)
+        fused = [source for source in task.fused if source.source in stages]
+        streams = sorted(source.position for source in fused)
+        return TaskSnapshot(
+            stages=own,
+            query=_query(task.query, state, streams),
+            channels=tuple(self._channels(task, stages[0])),
+            end_of_data=task.end_of_data,
+            watermark=watermark,
+            output_positions=sent,
+            valve_watermark=task.valve_watermark if stages[0] == self._merging else None,
+            fused=tuple(msgspec.structs.replace(each, position=streams.index(each.position)) for each in fused if len(fused) > 1),
+        )
+
+    def _state(self, task: TaskSnapshot, stages: Sequence[str]) -> range:
+        """The numbers of the stateful operators of a part; stages behind it have lower ones."""
+        whole = self._chain.stages
+        counts = operator_counts(task, whole)
+        behind = sum(counts[whole.index(stages[-1]) + 1 :])
+        return range(behind, behind + sum(count for name, count in zip(whole, counts, strict=True) if name in stages))
+
+    # Event time
+
+    def _channels(self, task: TaskSnapshot, reader: str) -> Iterator[ChannelSnapshot]:
+        """The new channels into a part, with the event time of the fused sources behind them.
+
+        In front of the stage at which all sources have met, a part has no watermark yet, and so no channel is behind it.
+        """
+        sources = {source.source: source for source in task.fused}
+        for edge in self._edges if sources else ():
+            if edge.target == reader:
+                name = str(ChannelId(self._uids[edge.source], 0, self._uids[reader], 0))
+                if self._recorded[edge.source].fully_finished:
+                    yield ChannelSnapshot(name, 0, ended="drain")
+                    continue
+                known = _event_time(name, [sources[each] for each in self._sources_of(edge.source)])
+                yield known if reader == self._merging else msgspec.structs.replace(known, behind=False)
+
+    def _sources_of(self, stage: str) -> list[str]:
+        """The fused sources whose rows a stage passes on."""
+        read = self._reads.get(stage, ())
+        return [name for upstream in read for name in self._sources_of(upstream)] if read else [stage]
 
 
-def _part(task: TaskSnapshot, stages: Sequence[str], first: int, end: int) -> TaskSnapshot:
-    """The part of a task with the stages from position `first` up to, not including, position `end`."""
-    own = {name: task.stages[name] for name in stages[first:end] if name in task.stages}
-    counts = operator_counts(task, stages)
-    query = _query(task.query, sum(counts[end:]), sum(counts[first:end]), first == 0) if task.query is not None else None
-    if first == 0:
-        # Its last stage has sent nothing over channels yet.
-        return msgspec.structs.replace(task, stages=own, query=query, watermark=None, output_positions={})
-    last = end == len(stages)
-    return TaskSnapshot(
-        stages=own,
-        query=query,
-        end_of_data=task.end_of_data,
-        watermark=task.watermark if last else None,
-        output_positions=task.output_positions if last else {},
+def _event_time(channel: str, sources: Sequence[FusedSourceSnapshot]) -> ChannelSnapshot:
+    """What the reader of a new channel knows of it: the event time of the sources whose rows come over it.
+
+    A source that is behind decides, too: its rows may still come.
+
+    Args:
+        channel: name of the channel.
+        sources: the sources, as recorded.
+    """
+    going_on = [source for source in sources if not source.ended]
+    deciding = [source for source in going_on if not source.idle] or going_on
+    idle = bool(going_on) and all(source.idle for source in going_on)
+    return ChannelSnapshot(
+        channel,
+        0,
+        watermark=least_watermark(source.watermark for source in deciding),
+        idle=idle,
+        behind=bool(going_on) and not idle and all(source.idle or source.behind for source in going_on),
     )
 
 
-def _query(query: QuerySnapshot, before: int, count: int, first: bool) -> QuerySnapshot:
+def _query(query: QuerySnapshot | None, state: range, streams: Sequence[int] | None) -> QuerySnapshot | None:
     """The query of a part.
 
     Args:
-        before: number of the operators of later stages, which have lower numbers.
-        count: number of the part's operators.
-        first: whether it is the first part, which reads the sources of the query.
+        query: the recorded query; None before it has one.
+        state: the numbers of the part's stateful operators.
+        streams: the positions of the streams that the part reads on, in order; None if it reads on as before.
     """
+    if query is None:
+        return None
     files: list[StateFile] = []
     for file in query.files:
+        number, _, path = file.path.partition("/")[2].partition("/")
         if file.path.startswith(_STATE):
-            number = _operator_number(file.path)
-            if before <= number < before + count:
-                rest = file.path.split("/", 2)[2]
-                files.append(msgspec.structs.replace(file, path=f"{_STATE}{number - before}/{rest}"))
-        elif first or not file.path.startswith(_SOURCES):
+            if int(number) in state:
+                files.append(msgspec.structs.replace(file, path=f"{_STATE}{int(number) - state.start}/{path}"))
+        elif streams is None or not file.path.startswith(_SOURCES):
             files.append(file)
-    if first:
+        elif int(number) in streams:
+            files.append(msgspec.structs.replace(file, path=f"{_SOURCES}{streams.index(int(number))}/{path}"))
+    if streams is None:
         return msgspec.structs.replace(query, files=tuple(files))
-    return QuerySnapshot(query.batch_id, tuple(files), sources=())
+    if not streams:
+        return QuerySnapshot(query.batch_id, tuple(files), sources=())
+    sources = tuple(query.sources[position] for position in streams) if query.sources else query.sources
+    return QueryOfStreams(query.batch_id, tuple(files), query.own_watermark, sources, tuple(streams))
 
 
 def _operators_with_state(task: TaskSnapshot) -> set[int]:

@@ -31,6 +31,8 @@ def check_stateful_plans(
     locations: Mapping[str, object],
     where: str,
     planned: Mapping[str, Sequence[PlannedOperator]] | None = None,
+    *,
+    traced: bool = True,
 ) -> None:
     """Check that the stateful operators of each stage are those whose state the checkpoint holds.
 
@@ -45,18 +47,21 @@ def check_stateful_plans(
         locations: by stage, the location of its function in the source code, for the error.
         where: the checkpoint, for the error.
         planned: by stage, the operators that Spark plans for it now; None if they are not known.
+        traced: whether their columns are traced to the sources, as in the checkpoint. If not, and where a fused source has ended,
+            for which another stream stands in, only the layout of the state is compared.
 
     Raises:
         StatefulPlanChanged: names the stage and its operators, in the checkpoint and now.
     """
     if snapshot.query is None:
         return
+    compare = difference if traced and not snapshot.ended_sources else layout_difference
     for stage, now in operators.items():
         before = snapshot.stages[stage].state_plan if stage in snapshot.stages else None
         changed = None
         if before is not None and not _fits(before, now):
             changed = f"  In the checkpoint: {_shown(before, now)}\n  Now: {_shown(now, before)}{_hint(before, now)}"
-        elif (found := _planned_difference(snapshot, stage, planned, difference)) is not None:
+        elif (found := _planned_difference(snapshot, stage, planned, compare)) is not None:
             changed = f"  In the checkpoint: {found.before}\n  Now: {found.now}\nThe stage declares the same, but {found.reason}."
         if changed is not None:
             raise StatefulPlanChanged(
@@ -141,15 +146,11 @@ def _planned_difference(
     planned: Mapping[str, Sequence[PlannedOperator]] | None,
     compare: Callable[[Sequence[PlannedOperator], Sequence[PlannedOperator]], PlannedDifference | None],
 ) -> PlannedDifference | None:
-    """How the planned operators of a stage differ from those in a checkpoint; None if they do not, or if these are not known.
-
-    Where a fused source has ended, another stream stands in for it, and columns cannot be traced through it any more: then only
-    the layout of the state is compared.
-    """
+    """How the planned operators of a stage differ from those in a checkpoint; None if they do not, or if these are not known."""
     before = snapshot.stages[stage].planned if stage in snapshot.stages else None
     if before is None or planned is None:
         return None
-    return (layout_difference if snapshot.ended_sources else compare)(before, planned[stage])
+    return compare(before, planned[stage])
 
 
 def _declared(operator: str) -> str:

@@ -88,13 +88,6 @@ def rescale(pipeline: PipelineView, metadata: CheckpointMetadata) -> RescaledChe
     metadata = with_most_instances(metadata, {stage.name: len(stage.instances) for stage in pipeline.stages})
     if not moved:
         return RescaledCheckpoint(metadata, removed=removed)
-    parts = [chain.name for chain in metadata.chains if isinstance(chain, ChainPart)]
-    if parts and changed:
-        raise InstancesChanged(
-            f"The instances of {', '.join(map(repr, sorted(changed)))} have changed, and the pipeline divides a query of "
-            f"checkpoint {metadata.checkpoint_id}, of which {parts[-1]!r} gets a part. Do one after the other, with a checkpoint "
-            "between them."
-        )
     rescaling = _Rescaling(pipeline, metadata, recorded, changed, moved)
     rescaled = rescaling.metadata()
     return RescaledCheckpoint(rescaled, rescaling.shares, (*removed, *instances_of_finished_ones(metadata, rescaled)), moved)
@@ -305,6 +298,15 @@ class _Rescaling:
         """Event time cannot go back: windows have been emitted, and rows in front of it would be dropped as late."""
         running = {TaskId(chain.name, i) for chain in chains for i, task in chain.tasks.items() if not has_ended(task)}
         for chain in (chain for chain in chains if chain.name in self._rerouted):
+            if isinstance(chain, ChainPart) and chain.name != chain.whole[0]:
+                part, moved = chain.name, self._rerouted[chain.name]
+                raise InstancesChanged(
+                    f"The pipeline divides the query that {part!r} shares with {chain.whole[0]!r} in {self._where}, and the "
+                    f"instances of {moved!r} have changed: those of {part!r} would get rows that other ones would have got, and "
+                    "how far each is in event time is not known of a part of a query. Do one after the other: restore with the "
+                    f"instances of the checkpoint, take a savepoint after rows have come to {part!r}, and then change the "
+                    "instances."
+                )
             for index, least in self._channels.behind(chain, running):
                 begin = "the beginning" if least is None else f"{least} ms"
                 raise InstancesChanged(

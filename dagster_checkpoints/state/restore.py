@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from dagster_checkpoints.pipeline import EdgePattern, TaskId
-from dagster_checkpoints.state.chain_layout import Reads, changed_input, changes_inside, check_layout, reads_of
+from dagster_checkpoints.state.chain_layout import Reads, changed_input, changes_inside, check_layout, reads_of, recorded_reads
 from dagster_checkpoints.state.divided_chains import ChainPart, divided, division_obstacle
 from dagster_checkpoints.state.errors import (
     NonRestoredState,
@@ -192,11 +192,8 @@ def _finished_chains(
         if _has_finished(chain, recorded):
             present = [name for name in chain.stages if name in instances]
             alike = len(present) == len(chain.stages) and len({instances[name] for name in present}) == 1
-            whole = (
-                alike
-                and changed_input(reads, chain, recorded) is None
-                and not any(changes_inside(pipeline, reads, chain, recorded))
-            )
+            before = recorded_reads(chain, recorded)
+            whole = alike and changed_input(reads, before) is None and not any(changes_inside(pipeline, before, recorded))
             found += [chain.stages] if whole else [(name,) for name in present]
     return tuple(found)
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,11 +55,13 @@ def test_every_kind_of_fault_happens() -> None:
     assert {what: counts[what] for what in wanted if not counts[what]} == {}
 
 
-def test_chains_are_divided_and_joined_again() -> None:
+@pytest.mark.parametrize(("theme", "seeds"), [("rescaling", (390, 418, 443, 528)), ("fan-in", range(1, 80, 2))])
+def test_chains_are_divided_and_joined_again(theme: str, seeds: Iterable[int]) -> None:
     counts = Counter[str]()
-    for seed in (390, 418, 443, 528):
-        counts.update(run(random_scenario(seed, "rescaling"), record=False).counts)
+    for seed in seeds:
+        counts.update(run(random_scenario(seed, theme), record=False).counts)
     assert counts["divisions"]
+    assert theme != "fan-in" or counts["rescalings"], "divided, and with other instances, in one restore"
 
 
 def test_pipelines_have_every_kind_of_state_and_input() -> None:

@@ -113,7 +113,7 @@ class AttemptPlans:
         self._check_keys(chain, instances)
         has_static = any(i.static for i in inputs)
         fused = fused_in(self._pipeline, chain.stages)
-        stand_ins = self._stand_ins(chain, index) if fused else None
+        stand_ins = self._stand_ins(fused) if fused else None
         plan = self._analyse(chain, index, inputs) if has_static else self.build(instances, inputs, {}, stand_ins)
         self._check_state_partitions(chain, instances, plan)
         if index == 0 and len(chain.instances) > 1 and inputs and plan.streaming:
@@ -128,7 +128,7 @@ class AttemptPlans:
                 chain,
                 index,
                 described,
-                self._whole(chain, index),
+                self._whole(chain, index) if described.keeps_state else None,
                 allow_changed_plan=self._allow_changed_plan,
                 log=self._log,
             )
@@ -214,17 +214,19 @@ class AttemptPlans:
             return None
         known = {stage.name for stage in self._pipeline.stages}
         present = [name for name in with_stages_now(stages, self._restored.metadata) if name in known]
+        alike = all(self._pipeline.stage(name).instances == chain.instances for name in present)
         whole = Chain(present[0], tuple(present), chain.instances)
-        return describe(self._analyse(whole, index, self.inputs(whole, index)))
+        number = index if alike else 0
+        return describe(self._analyse(whole, number, self.inputs(whole, number)))
 
     def _snapshot(self, chain: Chain, index: int) -> TaskSnapshot | None:
         """The snapshot that a task is restored from; None without one."""
         return self._restored.plan.tasks.get(TaskId(chain.name, index)) if self._restored else None
 
-    def _stand_ins(self, chain: Chain, index: int) -> dict[str, DataFrame]:
+    def _stand_ins(self, fused: Sequence[str]) -> dict[str, DataFrame]:
         """What stands in for the fused sources that have ended; their recorded schemas are known after this call."""
-        snapshot = self._snapshot(chain, index)
-        ended = snapshot.ended_sources if snapshot is not None else frozenset()
+        finished = self._restored.plan.fully_finished if self._restored else ()
+        ended = [name for name in fused if name in finished]
         self.schemas.update({name: self._recorded_schema(name) for name in ended})
         return {name: stand_in(self._sources, self._pipeline.stage(name), self.schemas[name]) for name in ended}
 
@@ -239,7 +241,7 @@ class AttemptPlans:
     def _analyse(self, chain: Chain, index: int, inputs: Sequence[TaskInput]) -> plans.QueryPlan:
         """The plan with empty static inputs, which shows errors and the schema before anything runs."""
         fused = fused_in(self._pipeline, chain.stages)
-        stand_ins = self._stand_ins(chain, index) if fused else None
+        stand_ins = self._stand_ins(fused) if fused else None
         names = [name for name in chain.stages if stand_ins is None or name not in stand_ins]
         trial = [self._instance(name, index, OperatorStateStore()) for name in names]
         for instance in trial:

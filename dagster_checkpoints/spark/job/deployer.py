@@ -323,9 +323,10 @@ class _Attempt:
         self.plans.load_recorded_schema(chain)
         if share is not None:
             assert plan is not None
+            assert described is not None
             assert snapshot is not None
-            key = self.plans.routed_key(chain, index, plan, share.key)
-            snapshot = msgspec.structs.replace(snapshot, query=self._rescaled_state.place(chain, task, key, folder))
+            key, streams = self.plans.routed_key(chain, index, plan, share.key), len(described.sources)
+            snapshot = msgspec.structs.replace(snapshot, query=self._rescaled_state.place(chain, task, key, folder, streams))
         sink = self._sink(chain, index)
         output = TaskOutput(
             folder.work / "segments",

@@ -38,6 +38,7 @@ _SOURCES = frozenset({"StreamingRelation", "StreamingRelationV2"})
 _IDENTIFYING = ("path", "subscribe", "subscribepattern", "assign", "topic", "topics", "stream", "streamname", "table", "dbtable")
 _CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
 _WATERMARK_OF = "watermark of input "
+_ENDED_SOURCE = "ended source "
 _ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 
 
@@ -112,7 +113,12 @@ def input_sources(uid: str) -> tuple[str, str]:
 
 def ended_source(stage: str) -> str:
     """The description of what stands in for a fused source that has ended."""
-    return f"ended source {stage!r}"
+    return f"{_ENDED_SOURCE}{stage!r}"
+
+
+def has_ended_source(sources: Sequence[str]) -> bool:
+    """Whether something stands in for a fused source that has ended."""
+    return any(source.startswith(_ENDED_SOURCE) for source in sources)
 
 
 def _position(before: Sequence[str], after: Sequence[str]) -> int | None:

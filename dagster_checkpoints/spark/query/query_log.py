@@ -157,6 +157,17 @@ class QueryLog:
             lines = entry.read_text(encoding="utf-8").split("\n")
             self._replace(entry, [*lines[:_FIRST_SOURCE], *[_NO_OFFSET] * count])
 
+    def keep_streams(self, positions: Sequence[int]) -> None:
+        """Make it another query, which reads only some of the streams, from the same offsets on; the query is stopped.
+
+        Args:
+            positions: The positions of these streams among those of the query, in order.
+        """
+        self.become_another_query()
+        for entry in self._entries():
+            lines = entry.read_text(encoding="utf-8").split("\n")
+            self._replace(entry, [*lines[:_FIRST_SOURCE], *(lines[_FIRST_SOURCE + position] for position in positions)])
+
     def move_source(self, position: int, offset: str) -> None:
         """Record that all batches have read one of the streams up to another offset; the query is stopped.
 

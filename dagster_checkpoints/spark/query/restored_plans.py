@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dagster_checkpoints.pipeline import Chain, Pipeline
-from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, ended_source, input_sources
+from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, ended_source, has_ended_source, input_sources
 from dagster_checkpoints.state import (
     CheckpointMetadata,
     StatefulPlanChanged,
@@ -56,8 +56,9 @@ def check_restored_plan(
     compared = _compared(described, whole)
     if compared.planned is None:
         log.warning("%s[%s]: Spark's plan cannot be described: only what its stages declare is compared.", chain.name, instance)
+    traced = not has_ended_source(compared.sources)
     try:
-        check_stateful_plans(snapshot, compared.operators, instance, locations, where, compared.planned)
+        check_stateful_plans(snapshot, compared.operators, instance, locations, where, compared.planned, traced=traced)
     except StatefulPlanChanged as changed:
         if not allow_changed_plan:
             raise
@@ -76,7 +77,7 @@ def _compared(described: PlanDescription, whole: PlanDescription | None) -> Plan
     planned = whole.planned
     return PlanDescription(
         {name: whole.operators[name] for name in described.operators},
-        described.sources,
+        whole.sources,
         {name: planned[name] for name in described.operators} if planned is not None else None,
     )
 

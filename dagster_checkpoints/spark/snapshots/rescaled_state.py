@@ -78,7 +78,7 @@ class RescaledState:
         repartition_state(self._spark, where, old, new)
         before.remove()
 
-    def place(self, chain: Chain, task: TaskId, key: RoutedKey, folder: WorkFolder) -> QuerySnapshot:
+    def place(self, chain: Chain, task: TaskId, key: RoutedKey, folder: WorkFolder, streams: int) -> QuerySnapshot:
         """Make the checkpoint directory of an instance that gets state of other instances. Returns the query that it continues.
 
         Args:
@@ -86,6 +86,7 @@ class RescaledState:
             task: Its instance.
             key: The column by which rows are routed.
             folder: The task's directory.
+            streams: The number of streams of its plan.
 
         Raises:
             InstancesChanged: The state cannot be moved.
@@ -95,8 +96,8 @@ class RescaledState:
         whole = self._whole[chain.name]
         moved = None if whole is None else whole[task.index]
         if moved is not None:
-            self._state.fetch_partitions(self._spark, moved, folder)
+            self._state.fetch_partitions(self._spark, moved, folder, streams)
             return moved.query
         if chain.name not in self._written:
-            self._written[chain.name] = move_state(self._spark, self._state.fetch_move(chain, key, self._attempt))
-        return self._state.place_moved(task, self._written[chain.name], folder)
+            self._written[chain.name] = move_state(self._spark, self._state.fetch_move(chain, key, self._attempt, streams))
+        return self._state.place_moved(task, self._written[chain.name], folder, streams)

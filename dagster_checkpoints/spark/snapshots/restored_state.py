@@ -30,6 +30,7 @@ from dagster_checkpoints.state import (
     CheckpointMetadata,
     KeyedStateShare,
     OperatorState,
+    QueryOfStreams,
     QuerySnapshot,
     RestorePlan,
     StageInstanceSnapshot,
@@ -139,12 +140,15 @@ class RestoredState:
         target = folder / "checkpoint"
         copied = self._copy([file for file in files if is_state_of_version(file.path)], target.work)
         self.fetch([file for file in files if file not in copied], target.scratch)
+        log = QueryLog(target.scratch)
+        if isinstance(query, QueryOfStreams):
+            log.keep_streams(query.streams)
         for position in forgotten:
-            QueryLog(target.scratch).forget_source(position)
+            log.forget_source(position)
         if query.sources == ():
-            QueryLog(target.scratch).begin_sources(streams)
+            log.begin_sources(streams)
         if partitions is not None:
-            QueryLog(target.scratch).set_state_partitions(partitions)
+            log.set_state_partitions(partitions)
         relocate(target.scratch, target.work, partitions)
         place(target.scratch, target.work)
 
@@ -172,29 +176,31 @@ class RestoredState:
         ]
         return moved if are_moved_whole([each for each in moved if each is not None]) else None
 
-    def fetch_partitions(self, spark: SparkSession, moved: MovedPartitions, folder: WorkFolder) -> None:
+    def fetch_partitions(self, spark: SparkSession, moved: MovedPartitions, folder: WorkFolder, streams: int) -> None:
         """Fetch the state partitions of an instance, and the logs and descriptions of the query that it continues.
 
         Args:
             spark: The session, which writes the versions without a change.
             moved: The instance's query.
             folder: The task's directory.
+            streams: See :meth:`fetch_query`.
         """
         target = folder / "checkpoint"
-        self.fetch_query(moved.query, folder, partitions=moved.partitions)
+        self.fetch_query(moved.query, folder, streams=streams, partitions=moved.partitions)
         QueryLog(target.work).become_another_query()
         if moved.empty_versions:
             codec = QueryLog(target.work).configuration(moved.query.batch_id)[STATE_CODEC]
             write_empty_versions(spark, [target.scratch / path for path in moved.empty_versions], codec)
             place(target.scratch, target.work)
 
-    def fetch_move(self, chain: Chain, key: RoutedKey, attempt: WorkFolder) -> StateMove:
+    def fetch_move(self, chain: Chain, key: RoutedKey, attempt: WorkFolder, streams: int) -> StateMove:
         """Fetch what the instances of a chain need whose keyed state moves; see :func:`moved_state.move_state`.
 
         Args:
             chain: The chain.
             key: The column by which rows are routed.
             attempt: The attempt's directory, for copies of the old instances' directories.
+            streams: See :meth:`fetch_query`.
         """
         assert self._restored is not None and self._restored.plan.rescaled is not None
         rescaled = self._restored.plan.rescaled
@@ -204,10 +210,10 @@ class RestoredState:
         partitions = len(shares[0].groups) if shares[0].whole_partitions else self._state_partitions
         query = self._continued(sharing[0])
         folder = attempt / "rescaled" / chain.name
-        self._fetch_logs(query, folder / "moved", partitions)
+        self._fetch_logs(query, folder / "moved", partitions, streams)
         held = {old: query for share in shares for old, query in share.queries.items()}
         for old, of_old in held.items():
-            self.fetch_query(of_old, folder / str(old))
+            self.fetch_query(of_old, folder / str(old), streams=streams)
         return StateMove(
             where=self.where(chain),
             shares=shares,
@@ -217,7 +223,7 @@ class RestoredState:
             target=_state_in(folder / "moved", query),
         )
 
-    def place_moved(self, task: TaskId, moved: MovedState, folder: WorkFolder) -> QuerySnapshot:
+    def place_moved(self, task: TaskId, moved: MovedState, folder: WorkFolder, streams: int) -> QuerySnapshot:
         """Make the checkpoint directory of an instance from the query that it continues and the state that it gets.
 
         Returns that query.
@@ -226,15 +232,16 @@ class RestoredState:
             task: The instance.
             moved: The state of all instances of its chain.
             folder: The task's directory.
+            streams: See :meth:`fetch_query`.
         """
         query = self._continued(task)
-        self._fetch_logs(query, folder, moved.partitions)
+        self._fetch_logs(query, folder, moved.partitions, streams)
         moved.take(task.index, (folder / "checkpoint").work)
         return query
 
-    def _fetch_logs(self, query: QuerySnapshot, folder: WorkFolder, partitions: int | None) -> None:
+    def _fetch_logs(self, query: QuerySnapshot, folder: WorkFolder, partitions: int | None, streams: int) -> None:
         """Fetch the logs and descriptions of a query, without its state, as those of another query."""
-        self.fetch_query(_without_state(query), folder, partitions=partitions)
+        self.fetch_query(_without_state(query), folder, streams=streams, partitions=partitions)
         QueryLog((folder / "checkpoint").work).become_another_query()
 
     def fetch_repartition(
