@@ -44,8 +44,6 @@ from dagster_checkpoints.state.rescaling import least_watermark
 from dagster_checkpoints.state.stages_between import replaced_inputs
 from dagster_checkpoints.state.views import EdgeView, PipelineView
 
-_OUTPUT_MODE = "output mode "
-"""How the text of a plan begins that is not an operator."""
 _STATE = "state/"
 _SOURCES = "sources/"
 
@@ -341,5 +339,4 @@ def _operator_number(path: str) -> int:
 
 def operator_counts(task: TaskSnapshot, stages: Sequence[str]) -> list[int]:
     """By stage, the number of its stateful operators."""
-    plans = [(task.stages[name].state_plan or ()) if name in task.stages else () for name in stages]
-    return [sum(not text.startswith(_OUTPUT_MODE) for text in plan) for plan in plans]
+    return [len(task.stages[name].operators) if name in task.stages else 0 for name in stages]

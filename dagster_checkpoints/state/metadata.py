@@ -176,6 +176,10 @@ class PlannedOperator(_Struct, frozen=True):
     sides: tuple[PlannedInput, ...] = ()
 
 
+_OUTPUT_MODE = "output mode "
+"""How the text in a stage's `state_plan` begins that is not an operator."""
+
+
 class StageInstanceSnapshot(_Struct, frozen=True):
     """One instance of one stage.
 
@@ -199,6 +203,11 @@ class StageInstanceSnapshot(_Struct, frozen=True):
     state_plan: tuple[str, ...] | None = None
     late_rows: int = 0
     planned: tuple[PlannedOperator, ...] | None = None
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """The texts of its stateful operators; empty if they were not recorded."""
+        return tuple(text for text in self.state_plan or () if not text.startswith(_OUTPUT_MODE))
 
 
 class FusedSourceSnapshot(_Struct, frozen=True):

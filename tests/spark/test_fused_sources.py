@@ -183,6 +183,7 @@ def test_an_idle_feed_holds_no_window_back_until_it_has_rows_again(lab: Any) -> 
 
 
 def test_checkpoints_keep_their_layout_and_what_cannot_be_fused_is_read_through_channels(lab: Any, caplog: Any) -> None:
+    caplog.set_level("INFO", "dagster_checkpoints")
     for file in range(3):
         put(lab, "history", 10 * file)
         put(lab, "again", 10 * file)
@@ -210,14 +211,18 @@ def test_checkpoints_keep_their_layout_and_what_cannot_be_fused_is_read_through_
         return Pipeline(name, [history, again, passed, windows])
 
     together, apart = (("history", "again", "history_rows", "windows"),), (("history", "history_rows"), ("again",), ("windows",))
-    job = lab.start(reads("out", fuse=False), interval=0.3)
-    assert job.chains == apart
-    job.wait_for(CheckpointDone)
-    job.cancel()
-    job.result()
-    job = lab.start(reads("out", fuse=True))
-    assert job.chains == apart
-    job.finished()
+    for name, fuse, distinct in (("never", None, True), ("out", False, False)):
+        job = lab.start(reads(name, fuse=fuse, distinct=distinct), interval=0.3)
+        assert job.chains == apart
+        job.wait_for(CheckpointDone)
+        job.cancel()
+        job.result()
+        caplog.clear()
+        job = lab.start(reads(name, fuse=True, distinct=distinct))
+        assert job.chains == apart
+        job.finished()
+        kept = [line for line in caplog.messages if "keep separate queries, as in the checkpoint" in line]
+        assert len(kept) == (0 if distinct else 2)  # not told to begin again where that would change nothing
     expected = lab.rows(windows_of(lab.table("history", ROWS).unionByName(lab.table("again", ROWS))))
     lab.check(expected)
 
@@ -231,7 +236,6 @@ def test_checkpoints_keep_their_layout_and_what_cannot_be_fused_is_read_through_
         (reads("between", fuse=None, distinct=True, between=True), apart, "'windows' begins a query of its own: 'history_rows'"),
     ):
         caplog.clear()
-        caplog.set_level("INFO", "dagster_checkpoints")
         job = lab.start(pipeline)
         assert job.chains == chains
         job.finished()

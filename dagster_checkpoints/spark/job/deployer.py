@@ -6,6 +6,7 @@ plans come from `attempt_plans`, the state from `restored_state`. It must not kn
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -27,6 +28,7 @@ from dagster_checkpoints.pipeline import (
     channel_reasons,
     execution_graph,
     fused_in,
+    merging_stage,
 )
 from dagster_checkpoints.spark.channels.channel_wiring import Wiring
 from dagster_checkpoints.spark.channels.outputs import TaskOutput
@@ -149,10 +151,10 @@ class Deployer:
         self._breaks |= {refused.stage}
 
     def _separate(self, restored: Restored | None) -> Iterator[str]:
-        """In words, which stages share a query in a new start, and have separate ones in the checkpoint."""
+        """In words, which stages share a query in a new start, as far as is known, and have separate ones in the checkpoint."""
         if restored is None:
             return
-        new = {name: chain.name for chain in build_chains(self._pipeline, self._breaks) for name in chain.stages}
+        new = {name: chain.name for chain in self._new_chains(restored) for name in chain.stages}
         for head, *_ in restored.plan.chains:
             for upstream in self._pipeline.upstream(head):
                 if new[upstream] == new[head]:
@@ -160,6 +162,23 @@ class Deployer:
                         f"{upstream!r} and {head!r} keep separate queries, as in the checkpoint. In a new start, for example "
                         "after a drain, they share one, which is faster."
                     )
+
+    def _new_chains(self, restored: Restored) -> tuple[Chain, ...]:
+        """The chains of a new start, if the stages that keep state in the checkpoint still do."""
+        tasks = [task for chain in restored.metadata.chains for task in chain.tasks.values()]
+        stateful = {name for task in tasks for name, snapshot in task.stages.items() if snapshot.operators}
+        breaks = self._breaks
+        while True:
+            chains = build_chains(self._pipeline, breaks)
+            refused = {
+                meeting
+                for chain in chains
+                if (meeting := merging_stage(chain.stages, {name: self._pipeline.upstream(name) for name in chain.stages}))
+                and stateful.intersection(itertools.takewhile(lambda name: name != meeting, chain.stages))
+            }
+            if not refused:
+                return chains
+            breaks |= refused
 
     def _note_queries(self, restored: Restored | None) -> None:
         """Log once in a run which stages do not share a query, and why."""
