@@ -359,7 +359,10 @@ def divided(shape: Shape, seed: int) -> Shape | None:
     for chain in shape.chains:
         if fused_in(shape.pipeline, chain.stages) and r.random() < 0.6:
             _meet_behind_channels(r, shape, chain, stages)
-    return shape_of(tuple(stages), shape.pipeline.chaining)
+    found = shape_of(tuple(stages), shape.pipeline.chaining)
+    # With other instances, a stage may fit into the chain in front of it, which it has not shared: a restore joins none.
+    joined = any(not any(set(part.stages) <= set(chain.stages) for chain in shape.chains) for part in found.chains)
+    return None if joined else found
 
 
 def _meet_behind_channels(r: random.Random, shape: Shape, chain: Chain, stages: list[StageSpec]) -> None:

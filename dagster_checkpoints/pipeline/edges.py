@@ -34,7 +34,7 @@ class StageInput:
         key: The column by which rows are distributed to the instances; equal keys meet in the same instance.
         fuse: None: the stage and the one that it reads share a Spark query where that is possible. False: the stage reads the
             input through a channel; each side has a query of its own, and a long micro-batch of one does not hold the other
-            up. True: as None, with a warning where it is not possible.
+            up; a restore divides a query that they shared. True: as None, with a warning where it is not possible.
 
     Raises:
         InvalidStageInputError: The options contradict each other.
