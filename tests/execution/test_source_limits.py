@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
+from random import Random
+from statistics import median
 
 import pytest
 from hypothesis import given
@@ -50,12 +52,14 @@ class Query:
         fixed: seconds of a batch without rows.
         live: the unbounded sources.
         own: sources with a limit of the user's, which is not changed.
+        chance: if given, a batch takes half of its time up to twice its time.
     """
 
     sources: Mapping[str, Source]
     fixed: float = 0.3
     live: Sequence[str] = ()
     own: Mapping[str, int] = field(default_factory=dict)
+    chance: Random | None = None
     seconds: list[float] = field(default_factory=list)
     had: list[dict[str, int]] = field(default_factory=list)
 
@@ -69,6 +73,7 @@ class Query:
             read = {name: source.read({**self.limits.limits, **self.own}[name]) for name, source in self.sources.items()}
             read = {name: had for name, had in read.items() if had.rows}
             seconds = self.fixed + sum(had.rows * self.sources[name].row for name, had in read.items())
+            seconds *= self.chance.uniform(0.5, 2.0) if self.chance is not None else 1.0
             self.seconds.append(seconds)
             self.had.append({name: had.rows for name, had in read.items()})
             self.limits.processed(seconds, read)
@@ -164,6 +169,13 @@ def test_a_limit_that_is_not_reached_does_not_grow() -> None:
     live.files += [20] * 1000
     assert query.run(1).had[-1]["live"] <= 20 * 2 * MAX_GROWTH
     assert max(query.run(20).seconds) <= BOUND
+
+
+@given(st.randoms(use_true_random=False), st.sampled_from([0.05, 0.3, 0.9]))
+def test_on_a_busy_machine_most_batches_are_near_the_bound(chance: Random, fixed: float) -> None:
+    query = Query({"history": backfill(20_000), "live": Source(arrives=5)}, fixed, ["live"], chance=chance).run(40)
+    assert 0.4 * BOUND <= median(query.seconds[8:]) <= 1.3 * BOUND
+    assert max(query.seconds) <= 5 * BOUND
 
 
 SIZES = st.lists(st.integers(1, 3000), min_size=1, max_size=60)

@@ -16,7 +16,7 @@ from typing import Any
 
 from dagster_checkpoints.spark.query.fused_plans import FusedStream
 from dagster_checkpoints.spark.query.kafka_lag import rows_between
-from dagster_checkpoints.spark.query.plan_nodes import ROWS_OF_NO_STREAM, children, items
+from dagster_checkpoints.spark.query.plan_nodes import children, streams_of_batch
 from dagster_checkpoints.spark.query.query import START_TIMEOUT_SECONDS, TaskQuery
 from dagster_checkpoints.spark.query.source_checks import Limit
 
@@ -149,12 +149,8 @@ class FusedQuery:
 
     def amounts(self) -> dict[str, int]:
         """By source that is limited, how much of it the batch reads that is processed now: bytes, or rows."""
-        leaves = [
-            leaf
-            for leaf in items(self._query.execution.lastExecution().logical().collectLeaves())
-            if leaf.isStreaming() and leaf.nodeName() != ROWS_OF_NO_STREAM
-        ]
-        return {name: _amount(leaves[self._streams[name].position], limit) for name, limit in self.limited.items()}
+        read = streams_of_batch(self._query.execution.lastExecution().logical())
+        return {name: _amount(read[self._streams[name].position], limit) for name, limit in self.limited.items()}
 
     def _watermark_nodes(self, plan: Any) -> list[Any]:
         cached = [plan.p(number) for number in self._numbers]

@@ -19,6 +19,8 @@ from pyspark.sql import DataFrame
 from dagster_checkpoints.spark.jvm import jvm_of
 
 _SECONDS = 60.0
+_ONE_BLOCK = threading.Lock()
+"""Of two blocks at once each would hold the queries of the other, too, and wait for them to make their sources."""
 
 
 @contextmanager
@@ -28,19 +30,19 @@ def held_start(frame: DataFrame) -> Iterator[None]:
     Args:
         frame: The DataFrame of the query that is started in the block.
     """
-    context = frame.sparkSession.sparkContext
-    gateway, jvm = context._gateway, context._jvm
-    assert gateway is not None and jvm is not None
+    gateway = frame.sparkSession.sparkContext._gateway
+    assert gateway is not None
     ensure_callback_server_started(gateway)
     streams = frame._jdf.sparkSession().streams()
     listener = _Listener(streams)
     in_java = jvm_of(frame.sparkSession).org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper(listener)
-    streams.addListener(in_java)
-    try:
-        yield
-    finally:
-        listener.ended.set()
-        streams.removeListener(in_java)
+    with _ONE_BLOCK:
+        streams.addListener(in_java)
+        try:
+            yield
+        finally:
+            listener.ended.set()
+            streams.removeListener(in_java)
 
 
 class _Listener:

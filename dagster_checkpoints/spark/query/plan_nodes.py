@@ -21,6 +21,7 @@ V1_STREAM = "StreamingRelation"
 V2_STREAM = "StreamingRelationV2"
 ROWS_OF_NO_STREAM = "LogicalRDD"
 """The plan node of the branch without rows (`opaque_inputs`): a leaf that is streaming, but no stream."""
+_NO_STREAMS = frozenset({"CTERelationRef", ROWS_OF_NO_STREAM})
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,13 @@ def streams(frame: DataFrame) -> tuple[Any, ...]:
     if not frame.isStreaming:
         return ()
     # A reference to a common table expression is a leaf as well; the expression's plan is another child.
-    leaves = [each.of for each in analyzed_nodes(frame) if each.leaf and each.name not in ("CTERelationRef", ROWS_OF_NO_STREAM)]
+    leaves = [each.of for each in analyzed_nodes(frame) if each.leaf and each.name not in _NO_STREAMS]
     return tuple(leaf for leaf in leaves if leaf.isStreaming())
+
+
+def streams_of_batch(plan: Any) -> list[Any]:
+    """What stands for the streams of a query in the logical plan of one of its batches, in the order of :func:`streams`."""
+    return [leaf for leaf in items(plan.collectLeaves()) if leaf.isStreaming() and leaf.nodeName() not in _NO_STREAMS]
 
 
 @once

@@ -63,7 +63,8 @@ class FusedTask(QueryOfSourcesTask):
         )
         self._fused = FusedQuery(self.query, streams, jvm_of(parts.spark))
         first = {name: FIRST_LIMIT[limit] for name, limit in self._fused.limited.items()}
-        self._limits = SourceLimits(first, [source.name for source in sources if not source.bounded], batch_seconds)
+        awaited = [source.name for source in sources if not source.bounded and not parts.burst]
+        self._limits = SourceLimits(first, awaited, batch_seconds)
         self._began = 0.0
         """When the processing of the newest batch began."""
         self._keeps_state = parts.described is None or parts.described.keeps_state

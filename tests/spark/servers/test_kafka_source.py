@@ -271,6 +271,42 @@ def test_a_topic_is_read_to_an_end(kafka_lab: Any, kafka: KafkaBroker) -> None:
     assert texts(lab, "part") == numbered(0, 10) + numbered(100, 120)
 
 
+def test_a_topic_that_shares_a_query_begins_with_small_batches_without_an_option(
+    kafka_lab: Any, kafka: KafkaBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    lab = kafka_lab
+    kafka.create_topic("large", 2)
+    kafka.create_topic("small")
+    for partition in range(2):
+        kafka.send("large", numbered(5000 * partition, 5000 * partition + 5000), partition)
+    kafka.send("small", numbered(10_000, 10_100))
+
+    def messages(topic: str, kind: Any, **options: Any) -> Any:
+        def read(context: Any) -> Any:
+            settings = {"kafka.bootstrap.servers": kafka.servers, "subscribe": topic, "startingOffsets": "earliest", **options}
+            return lab.spark.readStream.format("kafka").options(**settings).load()
+
+        return kind(name=topic, watermark=("timestamp", "1 minute"))(read)
+
+    sink = BatchSizes(lab.folder / "out")
+    BatchSizes.sizes.clear()
+
+    @stage(sink=sink)
+    def rows(large: Any, small: Any) -> Any:
+        return as_rows(large.unionByName(small))
+
+    sources = [messages("large", bounded_source), messages("small", unbounded_source, maxOffsetsPerTrigger=40)]
+    with caplog.at_level(logging.WARNING):
+        job = lab.start(Pipeline("topics", [*sources, rows]), interval=0.5)
+        job.wait_until(lambda: lab.count() == 10_100)
+    assert job.chains == (("large", "small", "rows"),)
+    job.drain()
+    job.finished()
+    assert "OffsetsPerTrigger" not in caplog.text
+    assert BatchSizes.sizes[0] == 1000 + 40 and 1040 < max(BatchSizes.sizes) <= 9040
+    assert texts(lab) == numbered(0, 10_100)
+
+
 def test_messages_sent_before_the_first_batch_are_not_skipped_by_a_restore(kafka_lab: Any, kafka: KafkaBroker) -> None:
     lab = kafka_lab
     kafka.create_topic("new")
