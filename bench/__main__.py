@@ -39,6 +39,7 @@ from bench import (
     sql_sink,
     start,
     state,
+    stops,
     throughput,
 )
 from bench.environment import Environment
@@ -57,6 +58,7 @@ PARTS: dict[str, Callable[[Environment], Iterator[Measure]]] = {
     "channel": channels.measure,
     "fan-in": fan_in.measure,
     "idle": idle.measure,
+    "stops": stops.measure,
     "batches": batches.measure,
     "memory": memory.measure,
     "report": report.measure,

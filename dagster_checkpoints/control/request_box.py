@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 from dagster_checkpoints.control.requests import (
     INVALID_REQUEST,
@@ -34,21 +35,35 @@ from dagster_checkpoints.storage.created_objects import create_if_absent
 from dagster_checkpoints.storage.layout import Layout, RequestFile
 
 _log = logging.getLogger(__name__)
+TICK_SECONDS = 0.05
+"""A listing that begins this number of seconds after a change was seen shows also those that have left the mark as it was."""
+LIST_SECONDS = 1.0
+"""Seconds after which the requests are listed again although their folder shows no change: file systems with longer ticks."""
 
 
 class RequestBox:
     """The requests to one pipeline, for the requesters and for the owner, which answers. Thread-safe.
 
-    Requests and final answers never change, so each is read at most once: the owner's polling is one listing.
+    Requests and final answers never change, so each is read at most once: the owner's polling is one listing, and less where the
+    store shows without one that nothing has changed.
 
     Args:
         store: the object store with the root of the storage.
         layout: the keys of the pipeline's objects.
+        monotonic: this process's clock, in seconds.
     """
 
-    def __init__(self, store: ObjectStore, layout: Layout) -> None:
+    def __init__(self, store: ObjectStore, layout: Layout, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._layout = layout
+        self._monotonic = monotonic
+        self._mark: str | None = None
+        self._marked_at = 0.0
+        """When the mark of the folder was first seen."""
+        self._listed_at = 0.0
+        """When the last listing began that was read to its end."""
+        self._open: list[ControlRequest] = []
+        """The requests without a final answer in that listing."""
         self._read: dict[str, ControlRequest] = {}
         self._ignored: set[str] = set()
         self._lock = threading.Lock()
@@ -200,12 +215,26 @@ class RequestBox:
 
     def _unanswered(self) -> list[ControlRequest]:
         with self._lock:
+            now = self._monotonic()
+            if self._is_as_listed(now):
+                return self._open
             files = self._list()
             sent = {file.request_id for file in files if file.part == "request"}
             answered = {file.request_id for file in files if file.part == "answer"}
             for closed in self._read.keys() - (sent - answered):
                 del self._read[closed]
-            return list(self._read_new(sorted(sent - answered)))
+            self._open = list(self._read_new(sorted(sent - answered)))
+            self._listed_at = now
+            return self._open
+
+    def _is_as_listed(self, now: float) -> bool:
+        """Whether the store shows that the last listing is the newest one."""
+        mark = self._store.change_mark(self._layout.requests)
+        if mark != self._mark:
+            self._mark, self._marked_at = mark, now
+        if mark is None or self._listed_at - self._marked_at < TICK_SECONDS:
+            return False
+        return now - self._listed_at < LIST_SECONDS
 
     def _read_new(self, request_ids: Iterable[str]) -> Iterable[ControlRequest]:
         for request_id in request_ids:

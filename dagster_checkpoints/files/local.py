@@ -68,7 +68,15 @@ class LocalStore:
 
     @property
     def poll_seconds(self) -> float:
-        return 0.1
+        return 0.02
+
+    def change_mark(self, prefix: str) -> str | None:
+        try:
+            with self._errors("inspect", prefix):
+                folder = os.stat(os.path.join(self.root, prefix))
+                return f"{folder.st_ino} {folder.st_mtime_ns}"
+        except NotFound:
+            return "none"
 
     def __repr__(self) -> str:
         return f"LocalStore({str(self.root)!r})"

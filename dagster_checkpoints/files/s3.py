@@ -131,6 +131,9 @@ class S3Store:
     def poll_seconds(self) -> float:
         return 1.0
 
+    def change_mark(self, prefix: str) -> str | None:
+        return None
+
     def __repr__(self) -> str:
         return f"S3Store({self.url!r}, endpoint={self._client.meta.endpoint_url!r})"
 

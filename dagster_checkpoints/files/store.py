@@ -69,7 +69,21 @@ class ObjectStore(Protocol):
 
     @property
     def poll_seconds(self) -> float:
-        """Default number of seconds between two listings for new objects: short where a listing costs nothing."""
+        """Default number of seconds between two looks for new objects: short where a look costs nothing."""
+
+    def change_mark(self, prefix: str) -> str | None:
+        """A text that changes when an object below a folder is created, replaced or deleted; much cheaper than a listing.
+
+        Args:
+            prefix: the folder, with a slash at its end; without folders in it.
+
+        Returns:
+            None if the store shows changes in a listing only. File systems count time in ticks: of two changes within some
+            milliseconds the second may leave the mark as it is.
+
+        Raises:
+            StorageUnavailable: the folder cannot be read.
+        """
 
     def check(self) -> None:
         """Check that the root can be read and written, also with conditional writes. Called when a run starts.

@@ -109,7 +109,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         savepoint_on_termination: Whether a run that Dagster terminates suspends the pipeline first, with a savepoint from which
             the next run continues. Otherwise the next run continues from the newest checkpoint.
         termination_timeout: Seconds for that savepoint; after that the run is cancelled without it.
-        request_poll_seconds: Seconds between two polls for control requests in storage (one LIST each); by default 1 on S3, 0.1
+        request_poll_seconds: Seconds between two polls for control requests in storage (one LIST each); by default 1 on S3, 0.02
             in a directory.
         status_seconds: Seconds between two versions of the running pipeline's status in storage (one PUT each).
         metrics: Whether each run sends its numbers to the OpenTelemetry collector that environment variables (`OTEL_...`) name;

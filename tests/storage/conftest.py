@@ -54,6 +54,10 @@ class FaultyStore:
     def poll_seconds(self) -> float:
         return self.inner.poll_seconds
 
+    def change_mark(self, prefix: str) -> str | None:
+        self._reach()
+        return self.inner.change_mark(prefix)
+
     @property
     def url(self) -> str:
         return self.inner.url

@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dagster_checkpoints.control import Answer, ControlRequest, RequestBox
+from dagster_checkpoints.control.request_box import LIST_SECONDS, TICK_SECONDS
 from dagster_checkpoints.storage import (
     CorruptAnswer,
     CorruptRequest,
@@ -119,7 +120,8 @@ def test_a_request_with_an_unknown_outcome_may_be_repeated(owner: RequestBox, fa
     assert owner.ask(_request()) == _request()
 
 
-def test_polling_is_one_listing(store: ObjectStore) -> None:
+def test_polling_is_one_listing_or_less(store: ObjectStore, clock: Any) -> None:
+    """Where the store shows without a listing that nothing has changed, the requests are listed once a second."""
     calls: list[str] = []
 
     class Counting:
@@ -129,17 +131,55 @@ def test_polling_is_one_listing(store: ObjectStore) -> None:
                 calls.append(name)
             return found
 
-    asker, owner = RequestBox(store, LAYOUT), RequestBox(Counting(), LAYOUT)
+    asker, owner = RequestBox(store, LAYOUT), RequestBox(Counting(), LAYOUT, clock.monotonic)
     for number in range(5):
         asker.ask(_request(str(number)))
     for number in range(3):
         asker.answer(_answer(str(number)))
     assert _ids(owner.open_requests(3)) == ["3", "4"]
-    assert calls == ["list", "get", "get"]
+    assert calls == ["change_mark", "list", "get", "get"]
+    clock.sleep(2 * TICK_SECONDS)
+    owner.open_requests(3)
     calls.clear()
     for _ in range(4):
-        owner.open_requests(3)
-    assert calls == ["list"] * 4
+        clock.sleep(LIST_SECONDS / 4)
+        assert _ids(owner.open_requests(3)) == ["3", "4"]
+    marked = store.change_mark(LAYOUT.requests) is not None
+    assert calls == [*["change_mark"] * 4, "list"] if marked else ["change_mark", "list"] * 4
+
+
+STEPS = st.tuples(st.sampled_from(["ask", "answer", "look"]), st.sampled_from([0.0, 0.003, 0.02, 0.2, 1.0]))
+
+
+@settings(max_examples=50)
+@given(steps=st.lists(STEPS, max_size=8))
+@example(steps=[("look", 0.2), ("ask", 0.0), ("look", 0.0), ("ask", 0.003), ("look", 0.2)])
+def test_a_file_system_with_ticks_hides_no_request(tmp_path_factory: Any, steps: list[tuple[str, float]]) -> None:
+    """Several changes within a tick leave the same mark: each is found by a look that comes a tick later, or by the next one."""
+    now, tick, asked, open_ids = 100.0, 0.01, 0, set[str]()
+
+    class Ticking(LocalStore):
+        def change_mark(self, prefix: str) -> str | None:
+            return str(changed_at // tick)
+
+    store, changed_at = Ticking(tmp_path_factory.mktemp("ticks")), now
+    asker, owner = RequestBox(store, LAYOUT), RequestBox(store, LAYOUT, lambda: now)
+    for action, seconds in steps:
+        match action:
+            case "ask":
+                asker.ask(_request(str(asked)))
+                open_ids.add(str(asked))
+                asked, changed_at = asked + 1, now
+            case "answer" if open_ids:
+                asker.answer(_answer(open_ids.pop()))
+                changed_at = now
+            case _:
+                found = set(_ids(owner.open_requests(3)))
+                if now - changed_at >= tick:  # the first look after the tick of the last change
+                    assert found == open_ids
+        now += seconds
+    now += tick
+    assert set(_ids(owner.open_requests(3))) == open_ids
 
 
 BROKEN = [

@@ -157,3 +157,18 @@ def test_a_lock_held_too_long_is_reported(tmp_path: Path) -> None:
     store.put("key", b"2", UpdateVersion(etag))
     with pytest.raises(Precondition):
         store.put("key", b"3", UpdateVersion(etag))
+
+
+@pytest.mark.parametrize("change", ["create", "overwrite", "delete", "none"])
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_folder_shows_by_its_mark_that_it_has_changed(tmp_path: Path, change: str, exists: bool) -> None:
+    store = LocalStore(tmp_path)
+    if exists or change in ("overwrite", "delete"):
+        store.put("flights/requests/one.json", b"1")
+        os.utime(tmp_path / "flights" / "requests", (1, 1))  # the clock of the file system has ticked since
+    before = store.change_mark("flights/requests/")
+    if change == "delete":
+        store.delete(["flights/requests/one.json"])
+    elif change != "none":
+        store.put("flights/requests/" + ("one.json" if change == "overwrite" else "two.json"), b"2")
+    assert (store.change_mark("flights/requests/") == before) is (change == "none")

@@ -128,11 +128,11 @@ def test_without_an_answer_in_time_the_request_stays_valid(control: PipelineCont
     assert control.handle(handle.request_id).wait(1).final
 
 
-@pytest.mark.parametrize("seconds", [0.1, 2.0])
+@pytest.mark.parametrize("seconds", [0.02, 2.0])
 def test_an_answer_is_looked_for_as_often_as_the_storage_allows(
     storage: CheckpointStorage, running: Any, clock: Any, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    """0.1 s in a directory; a store that bills each look says more."""
+    """0.02 s in a directory; a store that bills each look says more."""
     if seconds != LocalStore("anywhere").poll_seconds:
         monkeypatch.setattr(LocalStore, "poll_seconds", seconds)
     looks: list[float] = []

@@ -188,7 +188,12 @@ class JobExecution:
         recorder = tracing.enter_context(
             recording(self.options.trace, self.pipeline.name, self.run_id, ownership.epoch, self._log)
         )
-        self._driver = driver = self._new_driver(status, recorder, before_release=lambda: answers.shutdown(wait=True))
+
+        def before_release() -> None:
+            status.close(driver)  # a requester that waits for the answer does not wait for this
+            answers.shutdown(wait=True)
+
+        self._driver = driver = self._new_driver(status, recorder, before_release)
         try:
             with self._owning(ownership, box, answers):
                 self._on_event(events.PipelineAcquired(self.storage.url, ownership.epoch, took))
@@ -197,7 +202,6 @@ class JobExecution:
             driver.abandon()
             raise
         finally:
-            status.close(driver)
             # A requester that receives the answer of a stop may start the job again at once: a new run waits for the release.
             driver.close()
             self._session.close()
