@@ -40,12 +40,10 @@ class FusedQuery:
     Args:
         query: The query.
         streams: The stream of each source.
-        jvm: The root of the names of Java's classes, see `jvm_of`.
     """
 
-    def __init__(self, query: TaskQuery, streams: Mapping[str, FusedStream], jvm: Any) -> None:
+    def __init__(self, query: TaskQuery, streams: Mapping[str, FusedStream]) -> None:
         self._query = query
-        self._jvm = jvm
         self._streams = dict(streams)
         self._counted_from = dict.fromkeys(streams, 0)
         """By source, the first batch before which Spark has asked the source whether it has rows, after it was held."""
@@ -73,17 +71,21 @@ class FusedQuery:
         """By source that is limited with :meth:`limit`, what it is limited by."""
         return {name: stream.limit for name, stream in self._streams.items() if stream.limit is not None}
 
-    def limit(self, limits: Mapping[str, int]) -> None:
+    def limit(self, limits: Mapping[str, int], jvm: Any) -> None:
         """Let Spark read at most so much of each source in the batches that it plans from now on: bytes, or rows.
 
         Spark must be waiting: for the end of a batch's processing, or before it plans the first batch.
+
+        Args:
+            limits: The limits, by source.
+            jvm: The root of the names of Java's classes, see `jvm_of`.
         """
         limited = self.limited
         sources = {name: self._source(self._streams[name].position) for name in limits}
         execution = self._query.execution
         current = execution.uniqueSources()
         for name, source in sources.items():
-            read_limit = self._jvm.org.apache.spark.sql.connector.read.streaming.ReadLimit
+            read_limit = jvm.org.apache.spark.sql.connector.read.streaming.ReadLimit
             of = read_limit.maxBytes if limited[name] == "bytes" else read_limit.maxRows
             current = current.updated(source, of(limits[name]))
         getattr(execution, "uniqueSources_$eq")(current)

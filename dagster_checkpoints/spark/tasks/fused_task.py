@@ -19,6 +19,7 @@ from dagster_checkpoints.execution.task_events import (
     TaskAction,
     WatermarkReached,
 )
+from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.fused_query import FIRST_LIMIT
 from dagster_checkpoints.spark.tasks.source_task import QueryOfSourcesTask
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
@@ -84,7 +85,7 @@ class FusedTask(QueryOfSourcesTask):
         self.start_query({"availableNow": True} if self._ends_by_itself else None, self._limit if self._limits.limits else None)
 
     def _limit(self) -> None:
-        self._fused.limit(self._limits.limits)
+        self._fused.limit(self._limits.limits, jvm_of(self.parts.spark))
 
     def step(self) -> None:
         if not self.machine.running:

@@ -11,7 +11,6 @@ from dagster_checkpoints.execution.elements import WatermarkStatus
 from dagster_checkpoints.execution.source_answers import SourceLook
 from dagster_checkpoints.execution.task_events import BacklogMeasured, SourceExhausted
 from dagster_checkpoints.execution.task_machine import TaskMachine
-from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.fused_plans import FusedStream
 from dagster_checkpoints.spark.query.fused_query import FusedQuery
 from dagster_checkpoints.spark.tasks.task import Task
@@ -34,7 +33,7 @@ class QueryOfSourcesTask(Task):
 
     def __init__(self, parts: TaskParts, machine: TaskMachine, streams: Mapping[str, FusedStream]) -> None:
         super().__init__(parts, machine)
-        self._fused = FusedQuery(self.query, streams, jvm_of(parts.spark))
+        self._fused = FusedQuery(self.query, streams)
         self._keeps_state = parts.described is None or parts.described.keeps_state
         self._ends_by_itself = False
         """Whether Spark ends the query, at the end of its input."""
