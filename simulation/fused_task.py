@@ -145,10 +145,10 @@ class FusedTask(Task):
         """The machine holds the sources."""
 
     def unread_in_burst(self) -> int:
-        if self.ran_under != self.decided:
-            return 1  # what is due under the newest event time is not emitted
         open_readers = [reader for reader in self.readers if not reader.ended]
-        # An unbounded source that a user has asked to end may be suspended before it has read the rest.
+        # An unbounded source that a user has asked to end may be suspended before it has read the rest, and event time with it.
+        if self.ran_under != self.decided and not any(r.to_end and r.spec.kind == "unbounded" for r in open_readers):
+            return 1  # what is due under the newest event time is not emitted
         return sum(max(len(r.unread), 1) if r.spec.kind == "bounded" else r.bound or 0 for r in open_readers)
 
     def emit_records(self, times: int) -> bool:

@@ -353,6 +353,8 @@ class Task(TaskData):
         if self.fail_at == "decline" and not self.done:
             self.fail_at = ""
             self.handle(on.SnapshotFailed(checkpoint_id, "the batch failed"))
+            if not self.done:
+                self.handle(on.QueryConsumed({channel.name: channel.consumed for channel in self.streams}))
         elif not self.done:
             self.process.count("overtaken queries")
             self.handle(on.QueryHeld(checkpoint_id, {channel.name: channel.consumed for channel in self.streams}))

@@ -69,7 +69,7 @@ class Stages:
 
         fused = self.kind == "fused sources"
         sources = (live, spare) if fused else (live,)
-        plain = Plain("plain", inputs={source.name: StageInput(fuse=fused) for source in sources})
+        plain = Plain("plain", inputs={source.name: StageInput(fuse=fused or None) for source in sources})
         readers = (late,) if fused and separate else ()
         chaining = fused or not separate
         return Pipeline("separate", [*sources, plain, fresh, tens, halves, *readers], chaining=chaining)
