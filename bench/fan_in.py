@@ -43,7 +43,7 @@ class Feeds:
     """The generated input: a folder of CSV files for each source, and the number of rows of both.
 
     Attributes:
-        files_per_batch: The largest number of files in a micro-batch; None for one batch of all files.
+        files_per_batch: The largest number of files in a micro-batch; None for no limit: fused sources are limited by the run.
         fuse: False: the stage reads the sources through channels; None: as by default, in one query with them.
     """
 
@@ -144,13 +144,13 @@ def result(spark: SparkSession, folder: Path) -> list[tuple[object, ...]]:
 def measure(environment: Environment) -> Iterator[Measure]:
     count = environment.rows * 6 // 10
     feeds = generate(environment.spark, environment.cache, count)
-    large, apart = replace(feeds, files_per_batch=None), replace(feeds, fuse=False)
+    unlimited, apart = replace(feeds, files_per_batch=None), replace(feeds, fuse=False)
     few = generate(environment.spark, environment.cache, min(count, 120_000))
     through = f"this project through channels, {FILES_PER_BATCH} files per batch"
     variants: dict[str, tuple[Variant, Feeds]] = {
         "one hand-written query, complete mode": (hand_written, feeds),
         f"this project, {FILES_PER_BATCH} files per batch": (project, feeds),
-        "this project, one batch per source": (project, large),
+        "this project, limited by the run": (project, unlimited),
         through: (project, apart),
     }
     for variant, of in variants.values():

@@ -171,11 +171,12 @@ def test_a_limit_that_is_not_reached_does_not_grow() -> None:
     assert max(query.run(20).seconds) <= BOUND
 
 
-@given(st.randoms(use_true_random=False), st.sampled_from([0.05, 0.3, 0.9]))
-def test_on_a_busy_machine_most_batches_are_near_the_bound(chance: Random, fixed: float) -> None:
-    query = Query({"history": backfill(20_000), "live": Source(arrives=5)}, fixed, ["live"], chance=chance).run(40)
+@pytest.mark.parametrize("fixed", [0.05, 0.3, 0.9])
+@pytest.mark.parametrize("seed", range(50))
+def test_on_a_busy_machine_most_batches_are_near_the_bound(seed: int, fixed: float) -> None:
+    query = Query({"history": backfill(20_000), "live": Source(arrives=5)}, fixed, ["live"], chance=Random(seed)).run(40)
     assert 0.4 * BOUND <= median(query.seconds[8:]) <= 1.3 * BOUND
-    assert max(query.seconds) <= 5 * BOUND
+    assert max(query.seconds) <= 2 * 4 * BOUND  # a wrong estimate, after a batch in half and before one in twice its time
 
 
 SIZES = st.lists(st.integers(1, 3000), min_size=1, max_size=60)
@@ -188,7 +189,7 @@ SIZES = st.lists(st.integers(1, 3000), min_size=1, max_size=60)
     st.floats(0.00001, 0.01),
 )
 def test_whatever_files_cost(files: Mapping[str, list[int]], live: set[str], fixed: float, row: float) -> None:
-    """No limit is below 1, every source ends, and after a long batch no limit grows further than the second batch may."""
+    """No limit is below 1, every source ends, and after a long batch of one source its limit allows twice as much at most."""
     query = Query({name: Source(list(sizes), row=row) for name, sizes in files.items()}, fixed, [*live])
     while any(source.files for source in query.sources.values()):
         before = dict(query.limits.limits)
@@ -197,6 +198,6 @@ def test_whatever_files_cost(files: Mapping[str, list[int]], live: set[str], fix
         for name, limit in query.limits.limits.items():
             amount = 100 * query.had[-1].get(name, 0)
             assert 1 <= limit <= max(before[name], MAX_GROWTH * amount)
-            if query.seconds[-1] > max(BOUND, 4 * fixed) and 2 * amount >= before[name] and not (live & set(files)):
+            if query.seconds[-1] > max(BOUND, 4 * fixed) and list(query.had[-1]) == [name] and 2 * amount >= before[name]:
                 assert limit <= 2 * amount
     assert sum(sum(had.values()) for had in query.had) == sum(map(sum, files.values()))
