@@ -18,8 +18,6 @@ from dagster_checkpoints.spark.channels.channel_log import Channel, Records
 from dagster_checkpoints.spark.channels.segments import write_segment
 from dagster_checkpoints.spark.files.work_path import urls
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources, SegmentsLostError
-from dagster_checkpoints.spark.query.fused_query import FusedQuery
-from dagster_checkpoints.spark.query.query import TaskQuery
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.stage_inputs import EventTime, StreamInput, stream_dataframe
 
@@ -50,17 +48,13 @@ class Reading:
         return segment.files[0]
 
     def open(self, *positions: int, watermark: int | None = None) -> None:
-        records = [channel.behind_records(position) for channel, position in zip(self.channels, positions, strict=True)]
-        opened, behind = (dict(zip(self.names, numbers, strict=True)) for numbers in (positions, records))
-        self.gate.open_to(opened, watermark, behind)
-
-    def frame(self, event_time: EventTime | None = None) -> Any:
-        schema = self._spark.createDataFrame([], "id bigint, ts timestamp").schema
-        channels = dict(zip(self.names, self.channels, strict=True))
-        return stream_dataframe(ChannelSources(self._spark), StreamInput("a", schema, self.gate, channels, event_time, 1))
+        self.gate.open_to(dict(zip(self.names, positions, strict=True)), watermark)
 
     def start(self, event_time: EventTime | None = None) -> None:
-        frame = self.frame(event_time)
+        schema = self._spark.createDataFrame([], "id bigint, ts timestamp").schema
+        channels = dict(zip(self.names, self.channels, strict=True))
+        stream = StreamInput("a", schema, self.gate, channels, event_time, 1)
+        frame = stream_dataframe(ChannelSources(self._spark), stream)
 
         def keep(batch: Any, _: int) -> None:
             self.batches.append(sorted(row.id for row in batch.collect()))
@@ -131,39 +125,6 @@ def test_the_row_of_a_watermark_is_dropped_and_the_watermark_is_that_of_the_next
     offsets = [(reading._folder / "checkpoint/offsets" / str(number)).read_text() for number in range(len(reading.batches))]
     assert '"batchWatermarkMs":0' in offsets[0] and '"watermark": 1000' in offsets[0]
     assert '"watermark": 1000000000000000' in offsets[-1]
-
-
-def test_one_batch_reads_a_watermark_and_runs_under_it(reading: Reading) -> None:
-    """As a task lets it, see `ChannelTask`; Spark itself would plan another batch for each of these watermarks."""
-    windows: list[tuple[int, int]] = []
-
-    def keep(batch: Any, _: int) -> None:
-        windows.extend((row.ends, row.n) for row in batch.collect())
-        reading.gate.batch_ran()
-
-    query = TaskQuery(reading._folder / "checkpoint", "test", keep, lambda closing: None, reading.gate)
-    reading.gate.on_watermark = lambda ms, alone: FusedQuery(query, {}).advance_while_planning(ms)
-    counted = reading.frame(EventTime("ts", 5_000)).groupBy(F.window("ts", "10 seconds")).agg(F.count("id").alias("n"))
-    query.start(counted.select(F.unix_timestamp("window.end").alias("ends"), "n"), "append", {})
-    reading._query = query._query
-
-    def run() -> list[tuple[int, int | None]]:
-        """By committed batch, the watermark that it ran under, and the one that it read."""
-        reading.settle()
-        planned = [query.log.planned(number) for number in range(query.log.last_committed() + 1)]
-        return [(b.watermark_ms, next(s["watermark"] for s in b.sources if s and "attempt" in s)) for b in planned]
-
-    reading.emit(0, 1, 12, 25)
-    reading.open(1, 0, watermark=1_000)
-    begun = run()
-    assert begun[-1] == (1_000, 1_000) and windows == []
-    reading.channels[0].append(WatermarkAt(11_000))
-    reading.open(2, 0, watermark=11_000)
-    assert run() == [*begun, (11_000, 11_000)] and windows == [(10, 1)], "alone"
-    reading.emit(1, 13, 14)
-    reading.open(2, 1, watermark=21_000)
-    assert run() == [*begun, (11_000, 11_000), (21_000, 21_000)], "with records"
-    assert windows == [(10, 1), (20, 3)]
 
 
 @pytest.mark.parametrize("moment", ["before the batch is planned", "after"])

@@ -5,17 +5,14 @@ get the same view in a round, whatever their order, so a batch that reads a wate
 Spark has no way to wait for a source that has nothing new; it asks again and again. So the gate keeps the first source of a round
 waiting if nothing has changed since the round before and no batch has run in between. Such a query costs nothing.
 
-Spark moves its watermark after the batch that has read a later one, and runs another batch under it. When a round has a later
-watermark the gate says so, and whether there are other records than in the round before: then one batch can be enough.
-
 It must not know Spark, channels' contents, nor why the gate opens.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 IDLE_SECONDS = 2.0
 """Maximum seconds that the gate keeps a source waiting: Spark must notice a stop by others, and does its own bookkeeping."""
@@ -28,12 +25,10 @@ class GateView:
     Attributes:
         positions: By channel, the number of elements from the first one of the job that may be read.
         watermark: The watermark of the inputs that carry one, epoch ms; None before the first one.
-        records: By channel, the position behind the last records that may be read.
     """
 
     positions: Mapping[str, int]
     watermark: int | None = None
-    records: Mapping[str, int] = field(default_factory=dict)
 
 
 class QueryGate:
@@ -44,13 +39,10 @@ class QueryGate:
 
     Attributes:
         error: What a source failed with; None if none has.
-        on_watermark: Called in a round with a later watermark, on Spark's thread, while it plans the batch. Its arguments are the
-            watermark, and whether it comes alone, without records. None for nothing.
     """
 
     def __init__(self, positions: Mapping[str, int]) -> None:
         self.error: BaseException | None = None
-        self.on_watermark: Callable[[int, bool], None] | None = None
         self._changed = threading.Condition()
         self._newest = GateView(dict(positions))
         self._view: GateView | None = None  # of the present round; None before the first one
@@ -59,40 +51,29 @@ class QueryGate:
         self._waiting = False
         self._closing = False
 
-    def open_to(self, positions: Mapping[str, int], watermark: int | None, records: Mapping[str, int] | None = None) -> None:
+    def open_to(self, positions: Mapping[str, int], watermark: int | None) -> None:
         """Let the query read further.
 
         Args:
             positions: The new positions, by channel; other channels keep theirs.
             watermark: The new watermark, epoch ms; None leaves it as it is.
-            records: By channel that gets a new position, the position behind the last records in front of it.
         """
         with self._changed:
-            newest = GateView(
-                {**self._newest.positions, **positions},
-                self._newest.watermark if watermark is None else watermark,
-                {**self._newest.records, **(records or {})},
-            )
+            newest = GateView({**self._newest.positions, **positions}, self._newest.watermark if watermark is None else watermark)
             if newest != self._newest:
                 self._newest = newest
                 self._changed.notify_all()
 
     def look(self, source: object) -> GateView:
         """What `source` may read in this round. Called by Spark's thread of the query; waits if the query has nothing to do."""
-        alone: bool | None = None
         with self._changed:
             if self._view is None or source in self._asked:
                 if self._view is self._newest and not self._batch_ran:
                     self._wait()
                 self._asked.clear()
-                before, self._view, self._batch_ran = self._view, self._newest, False
-                if before is not None and before.watermark != self._view.watermark:
-                    alone = before.records == self._view.records
+                self._view, self._batch_ran = self._newest, False
             self._asked.add(source)
-            view = self._view
-        if alone is not None and self.on_watermark is not None and view.watermark is not None:
-            self.on_watermark(view.watermark, alone)
-        return view
+            return self._view
 
     def _wait(self) -> None:
         self._waiting = True

@@ -11,11 +11,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 PROCESSOR = "TransformWithStateInPySpark"
-EMIT_LAST = frozenset({"Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "Distinct"})
-"""The operators that take all rows of a batch, compare late ones with the watermark of the batch before, and then emit and remove
-what is due: a batch's own watermark does not change what becomes of its rows. A join does not keep rows that are due under it, so
-it would miss their matches in the same batch; and user code sees it."""
-_KINDS = frozenset({*EMIT_LAST, "Except", "FlatMapGroupsInPandasWithState", "GlobalLimit", "Intersect", PROCESSOR})
+_KINDS = frozenset(
+    {
+        "Aggregate",
+        "Deduplicate",
+        "DeduplicateWithinWatermark",
+        "Distinct",
+        "Except",
+        "FlatMapGroupsInPandasWithState",
+        "GlobalLimit",
+        "Intersect",
+        PROCESSOR,
+    }
+)
 
 
 @once

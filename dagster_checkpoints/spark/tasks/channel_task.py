@@ -29,11 +29,9 @@ from dagster_checkpoints.execution.task_events import (
 from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.spark.channels.channel_log import Channel, LoggedElement, Records, SegmentFiles
 from dagster_checkpoints.spark.files.work_path import WorkPath
-from dagster_checkpoints.spark.query.fused_query import FusedQuery
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.query_log import channel_positions
-from dagster_checkpoints.spark.query.stateful_nodes import EMIT_LAST, stateful_nodes
 from dagster_checkpoints.spark.tasks.messages import TaskWaiting
 from dagster_checkpoints.spark.tasks.task import Task
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
@@ -133,8 +131,7 @@ class ChannelTask(Task):
     def perform_on_inputs(self, action: TaskAction) -> None:
         match action:
             case OpenTo(positions, watermark):
-                records = {name: self._channels[name].behind_records(position) for name, position in positions.items()}
-                self._query_gate.open_to(positions, watermark, records)
+                self._query_gate.open_to(positions, watermark)
             case AddToTable(channel, records):
                 records.segment.hold()
                 self._tables[self._channels[channel].id.producer].append(records.segment)
@@ -150,19 +147,7 @@ class ChannelTask(Task):
         self._watermark_bypasses_query = plan.streaming and not plan.takes_watermark
         if self._watermark_bypasses_query:
             self.watermarks.stateful = False
-        elif plan.streaming and not plan.own_watermark:
-            self._query_gate.on_watermark = self._run_under(plan)
         self.handle(QueryBuilt(plan.streaming, bool(plan.takes_watermark)))
-
-    def _run_under(self, plan: QueryPlan) -> Callable[[int, bool], None]:
-        """A function that lets the batch that Spark plans run under the watermark that it reads, if that changes no row."""
-        query, emit_last = FusedQuery(self.query, {}), all(node.kind in EMIT_LAST for node in stateful_nodes(plan.frame))
-
-        def run_under(watermark: int, alone: bool) -> None:
-            if alone or emit_last:
-                query.advance_while_planning(watermark)
-
-        return run_under
 
     def launch_query(self) -> None:
         if self.plan is not None and self.plan.own_watermark:

@@ -76,32 +76,6 @@ def test_a_watermark_never_comes_without_the_records_in_front_of_it(steps: list[
     assert all(len(set(map(repr, views))) == 1 for views in round_of.values())
 
 
-@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), max_size=12), st.permutations(["r1", "r2", "w"]))
-def test_each_later_watermark_is_announced_once_and_whether_records_come_with_it(
-    steps: list[tuple[bool, bool, bool]], order: list[str]
-) -> None:
-    """Before the batch is planned that reads both: under the watermark if it comes alone, or if no user code sees that."""
-    gate, position, records, watermark = QueryGate({"a": 0}), 0, 0, 0
-    announced: list[tuple[int, bool]] = []
-    gate.on_watermark = lambda ms, alone: announced.append((ms, alone))
-    gate.open_to({}, None, {"a": 0})
-    read: tuple[int, int] | None = None  # records and watermark of the newest round
-    for brings_records, brings_watermark, is_asked in steps:
-        if brings_records or brings_watermark:
-            position += 1
-            records = position if brings_records else records
-            watermark += brings_watermark
-            gate.open_to({"a": position}, watermark or None, {"a": records})
-        if is_asked:
-            announced.clear()
-            gate.batch_ran()  # or a round without news would wait
-            for source in order:
-                gate.look(source)
-            due = read is not None and read[1] != watermark
-            assert announced == ([(watermark, read is not None and read[0] == records)] if due else [])
-            read = records, watermark
-
-
 def test_a_query_without_news_waits_until_the_gate_opens(gate: QueryGate) -> None:
     gate.look("records"), gate.look("watermark")
     with asking(gate, "records") as answers:
