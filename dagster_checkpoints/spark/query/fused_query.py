@@ -169,45 +169,31 @@ class FusedQuery:
         tracker = self._query.execution.watermarkTracker()
         if watermark > int(tracker.currentWatermark()):
             tracker.setWatermark(watermark)
-            getattr(self._query.execution, "noNewData_$eq")(False)  # Spark may want a batch now
 
-    def is_under(self, watermark: int) -> bool:
-        """Whether batches that Spark plans from now on run under this watermark, or a later one."""
-        return int(self._query.execution.watermarkTracker().currentWatermark()) >= watermark
-
-    def advance_between_batches(self, watermark: int, *, wait: bool = True) -> bool:
+    def advance_between_batches(self, watermark: int) -> bool:
         """The same between two batches. Returns False if Spark is planning or processing a batch.
-
-        Args:
-            watermark: The watermark, epoch ms.
-            wait: Whether to wait while Spark asks its sources, which has no end if one does not answer.
 
         Spark plans a batch under a lock, and processes it afterwards. Before it plans one it simulates the next batch under the
         present watermark, and refuses another watermark for a batch that was simulated: so that is forgotten.
         """
         execution = self._query.execution
         lock = execution.awaitProgressLock()
-        if wait:
-            lock.lock()
-        elif not lock.tryLock():
-            return False
+        lock.lock()
         try:
             last = execution.lastExecution()
             if last is None or not self._query.log.newest_planned() == self._query.log.last_committed() == last.currentBatchId():
                 return False
             last.watermarkPropagator().purge(last.currentBatchId() + 1)
             self.advance(watermark)
-            self._forget_proof()
+            self._forget_proof()  # Spark may want a batch now
             return True
         finally:
             lock.unlock()
 
-    def advance_while_planning(self, watermark: int) -> None:
-        """The same, for the batch that Spark is planning; called by a source that Spark asks. It does nothing before the first
-        batch."""
-        if self._query.begun and (last := self._query.execution.lastExecution()) is not None:
-            last.watermarkPropagator().purge(last.currentBatchId() + 1)
-            self.advance(watermark)
+    @property
+    def has_run(self) -> bool:
+        """Whether Spark has run a batch since the query's start: without one it runs none for a watermark alone."""
+        return self._query.active and self._query.execution.lastExecution() is not None
 
     def has_run_under(self, watermark: int) -> bool:
         """Whether a batch under this watermark is committed, or Spark wants none; after :meth:`advance_between_batches`."""

@@ -129,7 +129,6 @@ class TaskQuery:
         self._answered = False
         self._trigger: Mapping[str, Any] = {}
         self._only_batch = 0  # with `once`: the batch that the query was started for
-        self._unasked: Any = None  # Spark's map of the sources that it asks, while it asks none of them
 
     def start(
         self,
@@ -146,7 +145,6 @@ class TaskQuery:
         self._closing = False
         self.error = None
         self._answered = False
-        self._unasked = None
         if self._gate is not None:
             self._gate.begin()
         self._trigger, self._only_batch = trigger, self.log.last_committed() + 1
@@ -251,11 +249,6 @@ class TaskQuery:
     @property
     def active(self) -> bool:
         return self._query is not None and bool(self._query.isActive)
-
-    @property
-    def begun(self) -> bool:
-        """Whether Spark's object of the query that was started last is known: its thread may run before that."""
-        return self._begun.is_set()
 
     @property
     def started(self) -> bool:
@@ -375,22 +368,6 @@ class TaskQuery:
         execution = self.execution.lastExecution()
         return None if execution is None else execution.executedPlan()
 
-    def read_no_more(self) -> bool:
-        """Let the running query read nothing more, until it is stopped; a batch that Spark has planned by now is processed.
-
-        From then on Spark runs batches without rows, with the state at hand: for timers, and for windows that become due. It has
-        no public API for that: its execution asks the sources in a map, which is emptied.
-
-        Returns:
-            False if the query does not run, or has run no batch since its start: then Spark runs none for a watermark alone.
-        """
-        if not self.active or self.execution.lastExecution() is None:
-            return False
-        if self._unasked is None:
-            self._unasked = self.execution.uniqueSources()
-            getattr(self.execution, "uniqueSources_$eq")(self._unasked.empty())
-        return True
-
     def stop(self) -> None:
         """Stop between two batches: a running batch is finished and committed first.
 
@@ -415,11 +392,6 @@ class TaskQuery:
 
     def _close(self) -> None:
         self._closing = True
-        if self._unasked is not None:  # Spark stops the sources in this map
-            getattr(self.execution, "uniqueSources_$eq")(self._unasked)
-            self._unasked = None
-            if not self.active:
-                self.execution.stopSources()
         self._running.set()  # a paused batch finds that the query is closing
         if self._gate is not None:
             self._gate.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
+from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import WatermarkStatus
 from dagster_checkpoints.execution.fused_sources import FusedSource, FusedSources
 from dagster_checkpoints.execution.source_limits import SourceLimits, SourceRead
@@ -20,7 +21,7 @@ from dagster_checkpoints.execution.task_events import (
     WatermarkReached,
 )
 from dagster_checkpoints.spark.jvm import jvm_of
-from dagster_checkpoints.spark.query.fused_query import FIRST_LIMIT
+from dagster_checkpoints.spark.query.fused_query import FIRST_LIMIT, FusedQuery
 from dagster_checkpoints.spark.tasks.source_task import QueryOfSourcesTask
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 
@@ -52,19 +53,21 @@ class FusedTask(QueryOfSourcesTask):
             fused=tuple(sources),
             burst=parts.burst,
         )
-        streams = parts.plan.fused if parts.plan is not None else {}
-        super().__init__(parts, machine, streams)
+        super().__init__(parts, machine)
         assert machine.fused is not None
         self._state: FusedSources = machine.fused
         self._names = tuple(source.name for source in sources)
+        streams = parts.plan.fused if parts.plan is not None else {}
         self._ends_by_itself = all(source.bounded or source.name in self._state.ended for source in sources) and not all(
             stream.can_be_held for name, stream in streams.items() if name not in self._state.ended
         )
+        self._fused = FusedQuery(self.query, streams)
         first = {name: FIRST_LIMIT[limit] for name, limit in self._fused.limited.items()}
         awaited = [source.name for source in sources if not source.bounded and not parts.burst]
         self._limits = SourceLimits(first, awaited, batch_seconds)
         self._began = 0.0
         """When the processing of the newest batch began."""
+        self._keeps_state = parts.described is None or parts.described.keeps_state
         self._followed = -1
         """The newest batch that the machine knows."""
         self._watermarks_of: dict[int, dict[str, int]] = {}
@@ -155,7 +158,6 @@ class FusedTask(QueryOfSourcesTask):
         if wanted is not None and wanted != self._reached:
             self._fused.advance(wanted)
             self._reached = wanted
-        super().after_emit(rows)
 
     def _adapt_limits(self, rows: Mapping[str, int]) -> None:
         """Limit the next batch by what this one had, and how long it took; Spark waits for the end of its processing."""
@@ -179,6 +181,17 @@ class FusedTask(QueryOfSourcesTask):
                     self.watermarks.send(WatermarkReached(ms))
             case _:
                 super().perform_on_inputs(action)
+
+    def reach_max_watermark(self) -> None:
+        # The running query has its state at hand; another one would load all of it again. While a source is open, rows may come.
+        if self._state.all_ended and self._keeps_state and self._fused.has_run:
+            self.runs.wait_until(lambda: self._fused.advance_between_batches(MAX_WATERMARK_MS))
+            self.runs.wait_until(lambda: self._fused.has_run_under(MAX_WATERMARK_MS))
+            self.stop_source()
+            self.fire_timers()
+        else:
+            self.stop_source()
+            super().reach_max_watermark()
 
     def committed_watermark(self, batch_id: int) -> int | None:
         if self.plan is None or not self.plan.own_watermark:

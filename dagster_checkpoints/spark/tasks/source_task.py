@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
@@ -11,35 +10,17 @@ from dagster_checkpoints.execution.elements import WatermarkStatus
 from dagster_checkpoints.execution.source_answers import SourceLook
 from dagster_checkpoints.execution.task_events import BacklogMeasured, SourceExhausted
 from dagster_checkpoints.execution.task_machine import TaskMachine
-from dagster_checkpoints.spark.query.fused_plans import FusedStream
-from dagster_checkpoints.spark.query.fused_query import FusedQuery
 from dagster_checkpoints.spark.tasks.task import Task
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 
 MEASURE_SECONDS = 1.0
 """Time between two measurements of a backlog."""
-SILENT_SECONDS = 2.0
-"""Seconds after which a query that is asked to end, and whose sources do not answer Spark, is stopped."""
 
 
 class QueryOfSourcesTask(Task):
-    """What tasks have in common whose query reads sources, not channels.
+    """What tasks have in common whose query reads sources, not channels."""
 
-    Args:
-        parts: The task's parts.
-        machine: The task's machine.
-        streams: The stream of each fused source; empty for a task with one source.
-    """
-
-    def __init__(self, parts: TaskParts, machine: TaskMachine, streams: Mapping[str, FusedStream]) -> None:
-        super().__init__(parts, machine)
-        self._fused = FusedQuery(self.query, streams)
-        self._keeps_state = parts.described is None or parts.described.keeps_state
-        self._ends_by_itself = False
-        """Whether Spark ends the query, at the end of its input."""
-        self._ends = False
-        """Whether the next batch is to run under MAX_WATERMARK."""
-        self._next_measure = 0.0
+    _next_measure = 0.0
 
     @property
     def caught_up(self) -> bool | None:
@@ -77,51 +58,13 @@ class QueryOfSourcesTask(Task):
         self.handle(BacklogMeasured(self.rows_behind))
 
     def stop_source(self) -> None:
-        if not self._runs_on():
-            self._stop_query()
-
-    def _runs_on(self) -> bool:
-        """Let the query read nothing more, and run on: its state is at hand, and another query would load all of it again.
-
-        Returns False if it has nothing left to do, or cannot run on.
-        """
-        return self._keeps_state and not self._ends_by_itself and self.query.read_no_more()
-
-    def _stop_query(self) -> None:
         self.query.stop()
         self.query.log.forget_planned_after(self.query.log.last_committed())
 
     def reach_max_watermark(self) -> None:
-        ended = self._runs_on() and self._run_under_max_watermark()
-        self._stop_query()
-        if not ended and self.query.log.last_committed() >= 0 and self.query.log.holds_state():
+        if self.query.log.last_committed() >= 0 and self.query.log.holds_state():
             self.run_planned_batch(MAX_WATERMARK_MS)
-            ended = True
-        if ended:
             self.fire_timers()
-
-    def _run_under_max_watermark(self) -> bool:
-        """Let the running query, which reads nothing more, run a batch under MAX_WATERMARK, if it wants one.
-
-        Returns False if Spark still waits for the answer of a source.
-        """
-        self._ends = True
-        until, reached = time.monotonic() + SILENT_SECONDS, False
-
-        def decided() -> bool:
-            nonlocal until, reached
-            if self.query.log.newest_planned() > self.query.log.last_committed():
-                until = time.monotonic() + SILENT_SECONDS  # a batch is processed, which takes its time
-            reached = reached or self._fused.is_under(MAX_WATERMARK_MS)
-            reached = reached or self._fused.advance_between_batches(MAX_WATERMARK_MS, wait=False)
-            return self._fused.has_run_under(MAX_WATERMARK_MS) if reached else time.monotonic() > until
-
-        self.runs.wait_until(decided)
-        return reached
-
-    def after_emit(self, rows: int) -> None:
-        if self._ends:  # no other batch is run in between
-            self._fused.advance(MAX_WATERMARK_MS)
 
 
 class SourceTask(QueryOfSourcesTask):
@@ -136,7 +79,7 @@ class SourceTask(QueryOfSourcesTask):
     """
 
     def __init__(self, parts: TaskParts, bounded: bool) -> None:
-        super().__init__(parts, _machine(parts, bounded=bounded), {})
+        super().__init__(parts, _machine(parts, bounded=bounded))
         self._ends_by_itself = bounded or parts.burst
         if self._ends_by_itself:
             self.query_check_seconds = 0.1  # Spark does not report that a query has reached the end of its input
@@ -179,7 +122,6 @@ class SourceTask(QueryOfSourcesTask):
 
     def after_emit(self, rows: int) -> None:
         self._last_busy_at = time.monotonic()
-        super().after_emit(rows)
 
     def _watch_idleness(self) -> None:
         """Mark a source as idle if it has looked for rows and found none during its idle time.
