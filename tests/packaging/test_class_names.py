@@ -24,6 +24,7 @@ def modules_by_class(package: Path) -> dict[str, list[str]]:
 def test_each_class_name_is_used_once() -> None:
     found = modules_by_class(PACKAGE)
     assert len(found) > 300, "the package was searched"
+    del found["Java"]  # py4j asks each class that Java calls for a class of this name
     assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
 
 
