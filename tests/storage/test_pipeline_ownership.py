@@ -343,7 +343,7 @@ def test_the_renewer_renews_until_the_loss_and_reports_it_once(
 ) -> None:
     reported = threading.Event()
     losses: list[StorageError] = []
-    owner = CheckpointStorage(store, "flights").acquire(alice, 1.0)
+    owner = CheckpointStorage(store, "flights").acquire(alice, 6.0)
 
     def on_lost(error: StorageError) -> None:
         losses.append(error)
