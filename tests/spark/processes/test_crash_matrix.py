@@ -75,10 +75,15 @@ def test_a_kill(lab: Any, start: Callable[..., Child], cell: str) -> None:
     child.wait_for("Holding")
     child.kill(group=not alone)
 
+    before = put
     more(2)
     last = lab.start(crash_runner.sink_pipeline(lab.folder, str(lab.folder / "input"), sink), interval=0.5, lease_seconds=6.0)
-    last.wait_until(lambda: last.execution.rows().get("live") == put)
-    last.drain()
+    last.wait_until(lambda: last.over or last.execution.rows().get("live") == put)
+    if last.over:  # the checkpoint that it went on from was behind the end of the drained source, which reads no more
+        assert settings.get("hold_draining") and last.result().ended_by == "end_of_data"
+        put = before
+    else:
+        last.drain()
     last.finished()
-    rows = lab.table("live-a", ROWS).withColumnRenamed("k", "name")
+    rows = lab.table("live-a", ROWS).where(f"v < {put}").withColumnRenamed("k", "name")
     assert sorted(rows_of(lab.folder, sink, lab)) == sorted(lab.rows(crash_runner.in_numbers(crash_runner.in_hours(rows))))
