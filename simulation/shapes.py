@@ -28,7 +28,7 @@ from dagster_checkpoints.pipeline import (
     execution_graph,
     fused_in,
     links,
-    merging_stage,
+    merging_in,
 )
 
 SOURCES = ("bounded", "unbounded")
@@ -366,7 +366,7 @@ def divided(shape: Shape, seed: int) -> Shape | None:
 
 
 def _meet_behind_channels(r: random.Random, shape: Shape, chain: Chain, stages: list[StageSpec]) -> None:
-    merging = merging_stage(chain.stages, {name: shape.pipeline.upstream(name) for name in chain.stages})
+    merging = merging_in(shape.pipeline, chain.stages)
     assert merging is not None
     first, *others = [number_of(name) for name in chain.stages[chain.stages.index(merging) :]]
     stateful = any(stages[number].kind in ("window", "totals") for number in others)  # by key, of a stage without one

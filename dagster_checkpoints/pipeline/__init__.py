@@ -21,6 +21,7 @@ from dagster_checkpoints.pipeline.chains import (
     fused_sources,
     joining_obstacle,
     links,
+    merging_in,
     merging_stage,
 )
 from dagster_checkpoints.pipeline.channels import ChannelGroup, ChannelId, channel_groups
@@ -89,6 +90,7 @@ __all__ = [
     "interval_ms",
     "joining_obstacle",
     "links",
+    "merging_in",
     "merging_stage",
     "pointwise_consumers",
     "pointwise_producers",

@@ -205,6 +205,11 @@ def merging_stage(stages: Sequence[str], reads: Mapping[str, Collection[str]]) -
     return next((name for name in reversed(stages) if len(reads.get(name, ())) > 1 and set(reads[name]) <= set(stages)), None)
 
 
+def merging_in(pipeline: Pipeline, stages: Sequence[str]) -> str | None:
+    """The stage of a chain of this pipeline at which all of its fused sources have met; None for a chain without them."""
+    return merging_stage(stages, {name: pipeline.upstream(name) for name in stages})
+
+
 def channel_reasons(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
     """Each stage that could share the query of several sources, and reads them through channels, with the reason in words.
 
@@ -299,9 +304,9 @@ def _fusing_obstacle(pipeline: Pipeline, edge: StageEdge, breaks: Collection[str
     before = [each for each in pipeline.edges if each.target == upstream.name]
     if not before:
         return None
-    return joining_obstacle(pipeline, upstream.name, breaks) or next(
-        (found for each in before if (found := _fusing_obstacle(pipeline, each, breaks)) is not None), None
-    )
+    obstacle = joining_obstacle(pipeline, upstream.name, breaks)
+    # That has looked at several inputs, but not behind a single one.
+    return _fusing_obstacle(pipeline, before[0], breaks) if obstacle is None and len(before) == 1 else obstacle
 
 
 def execution_graph(pipeline: Pipeline, chains: Sequence[Chain]) -> ExecutionGraph:

@@ -11,8 +11,8 @@ from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted, SavepointDone, StageFinished
+from tests.spark.test_fused_sources import ROWS, windows_of
 
-ROWS = "k string, ts timestamp, v long"
 FILES = 12
 """The backfill: a file of ten minutes each, read one by one."""
 BEHIND = 10_000
@@ -110,11 +110,6 @@ def committed_before(lab: Any, name: str, savepoint: int) -> list[Any]:
         return []
     rows = lab.spark.read.parquet(str(lab.folder / name))
     return lab.rows(rows.where(~F.col("checkpoint").cast("string").startswith(f"{savepoint}-")).drop("checkpoint"))
-
-
-def windows_of(frame: DataFrame) -> DataFrame:
-    found = frame.groupBy(F.window("ts", "10 minutes"), "k").agg(F.sum("v").alias("v"), F.count("*").alias("n"))
-    return found.select(F.col("window.start").alias("start"), "k", "v", "n")
 
 
 def test_each_change_divides_the_query_of_the_sources(lab: Any) -> None:

@@ -28,7 +28,7 @@ from dagster_checkpoints.pipeline import (
     channel_reasons,
     execution_graph,
     fused_in,
-    merging_stage,
+    merging_in,
 )
 from dagster_checkpoints.spark.channels.channel_wiring import Wiring
 from dagster_checkpoints.spark.channels.outputs import TaskOutput
@@ -173,7 +173,7 @@ class Deployer:
             refused = {
                 meeting
                 for chain in chains
-                if (meeting := merging_stage(chain.stages, {name: self._pipeline.upstream(name) for name in chain.stages}))
+                if (meeting := merging_in(self._pipeline, chain.stages))
                 and stateful.intersection(itertools.takewhile(lambda name: name != meeting, chain.stages))
             }
             if not refused:
@@ -185,18 +185,21 @@ class Deployer:
         self._warn_of_fuse()
         reasons = self._apart.items() if restored is None else ()
         for text in [*(f"Stage {name!r} begins a query of its own: {why}." for name, why in reasons), *self._separate(restored)]:
-            if text not in self._warned:
-                self._warned.add(text)
-                self._log.info("%s", text)
+            self._say_once(logging.INFO, text)
+
+    def _say_once(self, level: int, text: str) -> None:
+        """Log a text once in a run."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self._log.log(level, "%s", text)
 
     def _warn_of_fuse(self) -> None:
         """Warn of inputs with fuse=True that are read through channels."""
         for name, why in self._apart.items():
             asked = [upstream for upstream, how in self._pipeline.stage(name).inputs.items() if how.fuse]
             text = f"Stage {name!r} reads {', '.join(map(repr, asked))} through channels, in spite of fuse=True: {why}."
-            if asked and text not in self._warned:
-                self._warned.add(text)
-                self._log.warning("%s", text)
+            if asked:
+                self._say_once(logging.WARNING, text)
 
     def _chains(self, restored: Restored | None) -> tuple[Chain, ...]:
         if restored is None:

@@ -6,13 +6,13 @@ moment, and it keeps no state. Analysis only; must not know tasks or checkpoints
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from dagster_checkpoints.pipeline import Pipeline, Stage, merging_stage
+from dagster_checkpoints.pipeline import Pipeline, Stage
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources
 from dagster_checkpoints.spark.query.column_origins import BOUNDARY
 from dagster_checkpoints.spark.query.opaque_inputs import opaque
@@ -94,13 +94,6 @@ def positions(frame: DataFrame, fused: Mapping[str, DataFrame], ended: Collectio
         return found
     # Spark itself ends this query, perhaps after one batch: what a limit leaves for a second one would not be read.
     return {name: replace(stream, limit=None) for name, stream in found.items()}
-
-
-def meeting_stage(pipeline: Pipeline, stages: Sequence[str]) -> str:
-    """The stage of a chain at which its fused sources have met."""
-    found = merging_stage(stages, {name: pipeline.upstream(name) for name in stages})
-    assert found is not None
-    return found
 
 
 def check_passes_on(reader: str, outputs: Mapping[str, DataFrame]) -> None:

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, NullType, StructType, TimestampNTZType, TimestampType
 
-from dagster_checkpoints.pipeline import Chain, Pipeline, Stage
+from dagster_checkpoints.pipeline import Chain, Pipeline, Stage, merging_in
 from dagster_checkpoints.spark.errors import (
     EventTimeError,
     PlanRefusedError,
@@ -34,7 +34,6 @@ from dagster_checkpoints.spark.query.fused_plans import (
     check_fused,
     check_passes_on,
     fused_source,
-    meeting_stage,
     positions,
     watermark_nodes,
 )
@@ -103,7 +102,7 @@ def build_plan(
     """
     available = {**inputs, **(stand_ins or {})}
     fused = dict(stand_ins or {})
-    meeting = meeting_stage(pipeline, [*fused, *(call.stage.name for call in calls)]) if stand_ins is not None else None
+    meeting = merging_in(pipeline, [*fused, *(call.stage.name for call in calls)]) if stand_ins is not None else None
     own_watermark = bool(_watermarks(fused.values()))
     setting = frozenset(own_watermarks)
     warnings: list[str] = []
