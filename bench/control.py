@@ -21,18 +21,24 @@ _NUMBERS = itertools.count()
 
 
 def run_under_control(
-    environment: Environment, pipeline: Pipeline, folder: Path, control: Callable[[JobExecution], None], **options: Any
+    environment: Environment,
+    pipeline: Pipeline,
+    folder: Path,
+    control: Callable[[JobExecution], None],
+    on_event: Callable[[JobEvent, JobExecution], None] = lambda event, job: None,
+    **options: Any,
 ) -> JobRun:
-    """Run a pipeline to its end while `control`, on another thread, sends it requests; `options` are those of `run_job`."""
+    """Run a pipeline to its end while `control`, on another thread, sends it requests; the rest is as for `run_job`."""
     controlling: list[Future[None]] = []
     pool = ThreadPoolExecutor(1)
 
-    def on_event(event: JobEvent, job: JobExecution) -> None:
+    def take(event: JobEvent, job: JobExecution) -> None:
+        on_event(event, job)
         if not controlling:
             controlling.append(pool.submit(_or_cancel, job, control))
 
     try:
-        run = environment.run_job(pipeline, folder, on_event=on_event, **options)
+        run = environment.run_job(pipeline, folder, on_event=take, **options)
     except BenchFailed:
         if controlling and controlling[0].done():
             controlling[0].result()

@@ -43,6 +43,11 @@ def equal(part: str, what: str, value: float, unit: str, wanted: float, note: st
     return Measure(part, what, value, unit, f"= {shown(wanted)} {unit}".strip(), value == wanted, note)
 
 
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The smallest of the sorted values that is not below this percentage of them."""
+    return values[min(len(values) - 1, -(-len(values) * percent // 100) - 1)]
+
+
 def shown(value: float) -> str:
     """A number with three significant digits, or whole with separators."""
     if value == int(value) or abs(value) >= 1000:

@@ -48,6 +48,11 @@ def cpu_seconds(root: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def threads(root: int) -> int:
+    """The number of threads of a process and its descendants."""
+    return sum(int(fields[17]) for pid in tree(root) if (fields := _stat(pid)))
+
+
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/<pid>/stat from the third on; empty for a process that has ended."""
     try:

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 
 from bench.control import run_under_control, wait_until
 from bench.environment import Environment
-from bench.measures import Measure, below
+from bench.measures import Measure, below, percentile
 from dagster_checkpoints.control import PipelineControl
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, StageInput, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
@@ -89,11 +89,6 @@ def _phases(stops: Sequence[Stop]) -> str:
     names = ("to the savepoint's trigger", "savepoint", "commits and answer", "end of the run")
     spans = [median(row[i + 1] - row[i] for row in known) for i in range(len(names))]
     return "medians: " + ", ".join(f"{name} {span:.2f} s" for name, span in zip(names, spans, strict=True))
-
-
-def percentile(values: Sequence[float], percent: int) -> float:
-    """The smallest of the sorted values that is not below this percentage of them."""
-    return values[min(len(values) - 1, -(-len(values) * percent // 100) - 1)]
 
 
 def stop(environment: Environment, layout: Layout, kind: Kind, *, fed: bool) -> Stop:

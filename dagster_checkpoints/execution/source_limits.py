@@ -30,7 +30,7 @@ import msgspec
 BATCH_SECONDS = 5.0
 """The default of the time that a micro-batch is to take at most."""
 ALONE = 6
-"""How much longer a micro-batch of bounded sources alone may take: no rows are awaited, and only checkpoints wait for its end."""
+"""How much longer a micro-batch of bounded sources alone may take: no rows are awaited; a crash loses its work."""
 MAX_GROWTH = 8
 """The largest factor by which a limit grows from one batch to the next."""
 _BOUNDED_SHARE = 1 / 8

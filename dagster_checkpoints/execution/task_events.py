@@ -94,7 +94,7 @@ class UnreadBarrier(msgspec.Struct, frozen=True):
 
 
 class QueryHeld(msgspec.Struct, frozen=True):
-    """Answers `HoldQuery`: no micro-batch is being processed, and none begins before the event is handled.
+    """Answers `HoldQuery`: no micro-batch emits before the event is handled.
 
     Attributes:
         checkpoint_id: the checkpoint of the `HoldQuery`.
@@ -256,7 +256,7 @@ class PinnedInputs(msgspec.Struct, frozen=True):
 
 
 class HoldQuery(msgspec.Struct, frozen=True):
-    """Hold the query between two micro-batches for an unaligned snapshot: a micro-batch that is being processed ends first.
+    """Hold the query between two micro-batches for an unaligned snapshot: one that emits ends first, no other one.
 
     Answered by `QueryHeld`, or by `SnapshotFailed`; the query is held until the actions that follow the answer are performed.
     """

@@ -75,48 +75,72 @@ class TaskOutput:
         process: Callable[[SegmentFiles], DataFrame | None] | None = None,
         observe: Callable[[Iterable[SegmentFiles]], None] | None = None,
     ) -> int:
-        """Evaluate a micro-batch and emit it. Returns the number of rows emitted.
+        """Evaluate a micro-batch and emit it at once, see :meth:`evaluate`. Returns the number of rows emitted."""
+        return self.evaluate(batch, process, observe)(batch_id)
+
+    def evaluate(
+        self,
+        batch: DataFrame,
+        process: Callable[[SegmentFiles], DataFrame | None] | None = None,
+        observe: Callable[[Iterable[SegmentFiles]], None] | None = None,
+    ) -> Callable[[int], int]:
+        """Evaluate a micro-batch; consumers and sink see nothing of it before it is emitted.
 
         Args:
             batch: The micro-batch.
-            batch_id: Spark's number of the micro-batch, or the first free number for the rows that `finish` returned.
             process: The stage's `process_batch`: takes the written batch, and returns the rows to emit instead; None to emit
-                nothing.
+                nothing. It is called when the batch is emitted: the stage may keep what a snapshot holds.
             observe: Takes the files of the batch, before it is processed or emitted.
+
+        Returns:
+            Emits the batch, once. Takes Spark's number of the micro-batch, or the first free number for the rows that `finish`
+            returned; returns the number of rows emitted.
         """
         only = self._edges[0] if len(self._edges) == 1 and self._to_sink is None and process is None else None
         if only is not None and only.split is not None:
             parts = write_split_segments(batch, self._next_folder(), only.split)
             if observe is not None:
                 observe(parts.values())
-            return self._emit_split(only, parts)
+            return lambda batch_id: self._emit_split(only, parts)
         segment = write_segment(batch, self._next_folder())
         if observe is not None and segment is not None:
             observe((segment,))
         if process is not None:
-            whole = segment or SegmentFiles((), 0, ())
-            whole.hold()
-            processed = process(whole)
-            segment = None if processed is None else write_segment(processed, self._next_folder())
-            whole.release()
+            return lambda batch_id: self._process_and_emit(segment, process, batch_id, batch)
         if segment is None:
-            return 0
-        self._emit(segment, batch_id, batch)
-        return segment.rows
+            return lambda batch_id: 0
+        divided = self._divided(segment, batch)
+        return lambda batch_id: self._emit(segment, divided, batch_id)
 
-    def _emit(self, segment: SegmentFiles, batch_id: int, batch: DataFrame) -> None:
+    def _process_and_emit(
+        self, segment: SegmentFiles | None, process: Callable[[SegmentFiles], DataFrame | None], batch_id: int, batch: DataFrame
+    ) -> int:
+        whole = segment or SegmentFiles((), 0, ())
+        whole.hold()
+        processed = process(whole)
+        emitted = None if processed is None else write_segment(processed, self._next_folder())
+        whole.release()
+        return 0 if emitted is None else self._emit(emitted, self._divided(emitted, batch), batch_id)
+
+    def _divided(self, segment: SegmentFiles, batch: DataFrame) -> dict[str, dict[int, SegmentFiles]]:
+        """By consumer, and index of its instance: the rows of a segment, on the edges on which each channel gets a part of them."""
+        splits = {edge.consumer: edge.split for edge in self._edges if edge.split is not None}
+        whole = table_dataframe(batch.sparkSession, batch.schema, segment.files) if splits else batch
+        return {consumer: write_split_segments(whole, self._next_folder(), split) for consumer, split in splits.items()}
+
+    def _emit(self, segment: SegmentFiles, divided: dict[str, dict[int, SegmentFiles]], batch_id: int) -> int:
         segment.hold()
         self.rows += segment.rows
         if self._to_sink is not None:
             self._to_sink(segment, batch_id)
         for edge in self._edges:
-            if edge.split is None:
-                for channel in edge.channels:
-                    channel.append(Records(segment))
-            else:
-                whole = table_dataframe(batch.sparkSession, batch.schema, segment.files)
-                self._distribute(edge, write_split_segments(whole, self._next_folder(), edge.split))
+            if edge.split is not None:
+                self._distribute(edge, divided[edge.consumer])
+                continue
+            for channel in edge.channels:
+                channel.append(Records(segment))
         segment.release()
+        return segment.rows
 
     def _emit_split(self, edge: OutputEdge, parts: dict[int, SegmentFiles]) -> int:
         rows = sum(part.rows for part in parts.values())

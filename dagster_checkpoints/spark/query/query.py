@@ -1,7 +1,8 @@
 """One Spark streaming query of a task: starts, monitors, pauses and stops it.
 
-`foreachBatch` and every action between two micro-batches take the same lock. Must not know channels,
-checkpoints or the life cycle of a task.
+A micro-batch is evaluated first, which takes nearly all of its time, and then emitted. What it emits, and every snapshot, takes
+the same lock: so a snapshot waits for no evaluation, and a batch that is being evaluated then belongs behind it. Must not know
+channels, checkpoints or the life cycle of a task.
 
 Source: https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-datasets.html#foreachbatch
 """
@@ -13,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.execution.source_answers import Doing, SourceLook
@@ -93,9 +94,10 @@ class TaskQuery:
     Args:
         checkpoint: Spark's checkpoint location.
         pool: FAIR scheduler pool in which the query's jobs run.
-        on_batch: Called with every micro-batch, under the lock; evaluates it exactly once.
-        before_batch: Called before the lock is taken, to wait because of back-pressure. Its argument returns True when the
-            wait must end because the query is closing.
+        on_batch: Called with every micro-batch; evaluates it exactly once. Returns a function that emits what was evaluated.
+        before_batch: Called before a batch begins, to wait because of back-pressure. Its argument returns True when the wait
+            must end because the query is closing.
+        begin: Called with the number of a micro-batch before `on_batch`; no snapshot is taken meanwhile.
         gate: The gate that the query's sources ask; None for a query that reads no channels.
         partitions: The number of its state partitions when it begins without a log; None for the session's.
     """
@@ -104,8 +106,9 @@ class TaskQuery:
         self,
         checkpoint: WorkPath,
         pool: str,
-        on_batch: Callable[[DataFrame, int], None],
+        on_batch: Callable[[DataFrame, int], Callable[[], None]],
         before_batch: Callable[[Callable[[], bool]], None],
+        begin: Callable[[int], None] = lambda batch_id: None,
         gate: QueryGate | None = None,
         partitions: int | None = None,
     ) -> None:
@@ -116,9 +119,13 @@ class TaskQuery:
         self._pool = pool
         self._on_batch = on_batch
         self._before_batch = before_batch
+        self._begin = begin
         self._gate = gate
         self._partitions = partitions
         self._lock = threading.Lock()
+        """Held while a batch is processed, its evaluation included."""
+        self._emitting = threading.Lock()
+        """Held while a batch emits; taken after `_lock` by the thread that holds both."""
         self._closing = False
         self._running = threading.Event()  # cleared while the query is paused
         self._running.set()
@@ -164,58 +171,77 @@ class TaskQuery:
                 before_first_batch()
 
     def _run_batch(self, frame: DataFrame, batch_id: int) -> None:
+        emit: Callable[[], None] | None = None
         try:
             while True:
-                self._before_batch(lambda: self._closing)
+                if emit is None:
+                    self._before_batch(lambda: self._closing)
                 self._running.wait()
                 with self._lock:
-                    if self._closing:
-                        raise QueryClosing
-                    if self._running.is_set():  # the query may have been paused while this batch waited for the lock
+                    if emit is None:
+                        with self._effects() as running:
+                            if not running:  # the query was paused while this batch waited for the lock
+                                continue
+                            self._begin(batch_id)
                         self._check_files()
-                        self._process(frame, batch_id)
-                        self._last_batch = batch_id
-                        self.log.processed(batch_id)
-                        return
+                        emit = self._on_batch(frame, batch_id)
+                    with self._effects() as running:
+                        if running:  # a snapshot may have paused the query during the evaluation
+                            emit()
+                            self._last_batch = batch_id
+                            self.log.processed(batch_id)
+                            return
         except QueryClosing:
             raise
         except BaseException as error:
             self.error = error
             raise BatchFailed(f"Batch {batch_id} failed; its task reports the error.") from None
 
+    @contextmanager
+    def _effects(self) -> Iterator[bool]:
+        """Around what a batch does that a snapshot would see. Yields whether it may do that now: the query is not paused."""
+        with self._emitting:
+            if self._closing:
+                raise QueryClosing
+            try:
+                yield self._running.is_set()
+            except BaseException as error:
+                self.error = error  # still under the lock: a snapshot that waits for the lock must not be taken
+                raise
+
     def _check_files(self) -> None:
         if self._reads_files and self._begun.wait(START_TIMEOUT_SECONDS):
             check_read_once(self.execution.lastExecution().logical())
 
-    def _process(self, frame: DataFrame, batch_id: int) -> None:
-        try:
-            self._on_batch(frame, batch_id)
-        except BaseException as error:
-            self.error = error  # still under the lock: a snapshot that waits for the lock must not be taken
-            raise
-
     @contextmanager
     def between_batches(self) -> Iterator[int]:
-        """Keep the query between two batches inside the block. Yields the newest committed batch; -1 if there is none.
+        """Keep the query's effects between two batches inside the block: none emits; one may be evaluated, to emit later.
+
+        Yields:
+            The newest committed batch; -1 if there is none.
 
         Raises:
             BatchFailed: A batch has failed. It may have emitted rows to the sink and to channels, and it will be processed again:
                 a snapshot would hold its rows twice.
             TimeoutError: Spark did not commit a batch that had been processed.
         """
-        with self._lock:
+        with self._emitting:
             if self.error is not None:
                 raise BatchFailed("A batch failed; its task reports the error.")
             if self._last_batch is not None and self._query is not None:
                 self._await_commit(self._last_batch)
             yield self.log.last_committed()
 
+    def no_batch_emits(self) -> AbstractContextManager[object]:
+        """A context in which no batch emits; one that was emitted need not be committed."""
+        return self._emitting
+
     def pause(self) -> None:
-        """Process no further batch until :meth:`resume`. Called between two batches, under the lock."""
+        """Let no batch begin or emit until :meth:`resume`. Called between two batches, in :meth:`between_batches`."""
         self._running.clear()
 
     def resume(self) -> None:
-        """Process batches again, first the waiting one if there is one."""
+        """Process batches again, first the one that waits to begin or to emit."""
         self._running.set()
 
     @property

@@ -206,7 +206,7 @@ class ChannelTask(Task):
             if free:
                 self.watermarks.forward()
 
-    def before_emit(self, batch_id: int) -> None:
+    def before_batch(self, batch_id: int) -> None:
         self._query_gate.batch_ran()
         self.watermarks.forward()
 

@@ -143,7 +143,7 @@ class FusedTask(QueryOfSourcesTask):
     def _open(self) -> tuple[str, ...]:
         return tuple(name for name in self._names if name not in self._state.ended)
 
-    def before_emit(self, batch_id: int) -> None:
+    def before_batch(self, batch_id: int) -> None:
         self._batch_id, self._began = batch_id, time.monotonic()
         self.watermarks.forward()
         if self.watermarks.idle:  # before the rows, or consumers would advance event time without them

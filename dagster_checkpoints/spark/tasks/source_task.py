@@ -116,7 +116,7 @@ class SourceTask(QueryOfSourcesTask):
         watermark = self.query.log.next_watermark(batch_id)
         return watermark if watermark > 0 else None
 
-    def before_emit(self, batch_id: int) -> None:
+    def before_batch(self, batch_id: int) -> None:
         self.watermarks.forward()
         self._set_idle(False)  # before the rows, or consumers would advance event time without them
 

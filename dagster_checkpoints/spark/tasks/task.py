@@ -4,8 +4,8 @@ It performs the actions of its `execution.task_machine`. It owns one Spark query
 `operator_chain` calls the stages, its `task_watermarks` know event time, its `task_snapshots` pin what a checkpoint holds. What
 differs between a source and a stage behind channels is in the subclasses.
 
-    mailbox ──> the task's thread ──> query lock ──> snapshots, and marks on the output channels
-    Spark   ──> foreachBatch ───────> query lock ──> segments on the output channels
+    mailbox ──> the task's thread ──────────────> the query's lock ──> snapshots, commits, marks on the output channels
+    Spark   ──> foreachBatch ──> evaluation ────> the query's lock ──> sink, segments on the output channels
 
 It must not know other tasks, the coordinator's rules, or storage beyond handing over pinned files.
 """
@@ -100,7 +100,8 @@ class Task(ABC):
         self.operators = OperatorChain(parts, self.stages)
         checkpoint = parts.folder.work / "checkpoint"
         partitions = parts.pipeline.stage(parts.chain.name).state_partitions_of_instance
-        self.query = TaskQuery(checkpoint, str(parts.id), self._on_batch, self.output.wait_for_consumers, gate, partitions)
+        wait = self.output.wait_for_consumers
+        self.query = TaskQuery(checkpoint, str(parts.id), self._on_batch, wait, self.before_batch, gate, partitions)
         self.runs = QueryRuns(parts.id, self.query, self.tail.stage.output_mode, self._check_canceled)
         self.watermarks = TaskWatermarks(parts, self.query, self.committed_watermark)
         self.snapshots = TaskSnapshots(parts, self.query, self.operators, self.watermarks)
@@ -273,7 +274,7 @@ class Task(ABC):
         raise AssertionError(f"{self.id} has no input channels: {action!r}")
 
     def consumed_positions(self) -> Mapping[str, int]:
-        """By input channel, the position up to which the query has consumed it; the query is between two batches."""
+        """By input channel, the position up to which the query has consumed it in the batches that it has committed."""
         return {}
 
     def static_tables(self) -> Mapping[str, tuple[SegmentFiles, ...]]:
@@ -294,18 +295,22 @@ class Task(ABC):
         self.runs.start(self.plan.frame, trigger or {}, before_first_batch)
         self.parts.report(TaskQueryStarted(self.id))
 
-    def _on_batch(self, batch: DataFrame, batch_id: int) -> None:
-        """Called by Spark, under the query lock."""
+    def _on_batch(self, batch: DataFrame, batch_id: int) -> Callable[[], None]:
+        """Evaluate a batch; called by Spark. Returns what emits it."""
         assert self.plan is not None
-        self.before_emit(batch_id)
-        began = time.monotonic()
-        rows = self.output.write(batch, batch_id, self.operators.process_batch(batch, batch_id, self.plan))
-        if inside := list(self.plan.outputs)[:-1]:
-            self.rows.add(rows_of_batch(self.query.execution.lastExecution(), inside))
-        self.report_first_batch(rows, time.monotonic() - began)
-        self.after_emit(rows)
-        self.watermarks.observe(batch_id, self.plan.stateful)
-        self._active_until = time.monotonic() + ACTIVE_SECONDS
+        plan, began = self.plan, time.monotonic()
+        emit_rows = self.output.evaluate(batch, self.operators.process_batch(batch, batch_id, plan))
+
+        def emit() -> None:
+            rows = emit_rows(batch_id)
+            if inside := list(plan.outputs)[:-1]:
+                self.rows.add(rows_of_batch(self.query.execution.lastExecution(), inside))
+            self.report_first_batch(rows, time.monotonic() - began)
+            self.after_emit(rows)
+            self.watermarks.observe(batch_id, plan.stateful)
+            self._active_until = time.monotonic() + ACTIVE_SECONDS
+
+        return emit
 
     def evaluate_once(self, plan: plans.QueryPlan) -> None:
         """Evaluate a plan without streams, as one batch."""
@@ -322,11 +327,11 @@ class Task(ABC):
             self._rows_in_reported_batch = rows
             self.parts.report(TaskFirstBatch(self.id, rows, seconds))
 
-    def before_emit(self, batch_id: int) -> None:  # noqa: B027
-        """Before a batch's records are emitted; under the query lock."""
+    def before_batch(self, batch_id: int) -> None:  # noqa: B027
+        """Before a batch is evaluated; no snapshot is taken meanwhile."""
 
     def after_emit(self, rows: int) -> None:  # noqa: B027
-        """After a batch's records were emitted; under the query lock."""
+        """After a batch's records were emitted; no snapshot is taken meanwhile."""
 
     # The machine's actions
 
@@ -358,7 +363,8 @@ class Task(ABC):
                 case DropSnapshot(checkpoint_id):
                     self.snapshots.drop(checkpoint_id)
                 case NotifyOperatorsAborted(checkpoint_id):
-                    self.operators.notify_aborted(checkpoint_id)
+                    with self.query.no_batch_emits():
+                        self.operators.notify_aborted(checkpoint_id)
                 case life.FinishOperators():
                     self._finish_operators()
                     self.handle(life.OperatorsFinished())
@@ -370,7 +376,8 @@ class Task(ABC):
                     self.query.kill()
                 case life.CommitUpTo(checkpoint_id):
                     assert checkpoint_id is not None  # every task waits for a checkpoint, see JobOptions
-                    self.operators.commit(checkpoint_id, last=any(isinstance(each, life.TaskFinished) for each in actions))
+                    with self.query.no_batch_emits():  # a sink's methods are called one after another
+                        self.operators.commit(checkpoint_id, last=any(isinstance(each, life.TaskFinished) for each in actions))
                 case life.CloseOperators():
                     self.operators.close()
                 case life.TaskFinished():
@@ -387,7 +394,7 @@ class Task(ABC):
     # Snapshots
 
     def _snapshot(self, due: PinSnapshot | HoldQuery) -> None:
-        """Pin everything and send the barrier on under the lock; perform the machine's other actions after releasing it."""
+        """Pin everything and send the barrier on while no batch emits; perform the machine's other actions after that."""
         checkpoint_id = due.checkpoint_id if isinstance(due, HoldQuery) else due.barrier.checkpoint_id
         actions: list[TaskAction] = [due]
         try:
@@ -396,7 +403,7 @@ class Task(ABC):
                     actions = self.machine.handle(QueryHeld(checkpoint_id, self.consumed_positions()), time.monotonic())
                 if actions and isinstance(actions[0], PinSnapshot):
                     self._pin(actions[0], batch_id)
-                    # Still under the lock: after a suspend's snapshot nothing may be processed.
+                    # Still between two batches: after a suspend's snapshot nothing may be emitted.
                     actions = self.machine.handle(SnapshotPinned(checkpoint_id), time.monotonic())
                 while actions and isinstance(actions[0], Forward | Overtake | life.PauseOperators | StoreSnapshot):
                     self.perform([actions.pop(0)])

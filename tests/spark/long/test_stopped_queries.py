@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -94,10 +95,11 @@ class Reading:
         self.go_on.set()
         self.query = TaskQuery(lab.folder / name, "pool", self._on_batch, lambda give_up: None)
 
-    def _on_batch(self, batch: Any, batch_id: int) -> None:
+    def _on_batch(self, batch: Any, batch_id: int) -> Callable[[], None]:
         self.rows[batch_id] = batch.count()
         self.seen.set()
         assert self.go_on.wait(60)
+        return lambda: None
 
     def start(self, **trigger: Any) -> None:
         self.seen.clear()
