@@ -142,6 +142,7 @@ def validate_restore(
     if not allow_non_restored_state:
         check_sinks(pipeline, metadata, where)
     check_state_partitions_kept(pipeline.stages, recorded, where)
+    taken, stages_then = metadata, recorded
     rescaled = rescale(pipeline, metadata)
     metadata = rescaled.metadata
     recorded = {stage.name: stage for stage in metadata.stages}
@@ -152,7 +153,7 @@ def validate_restore(
         check_layout(pipeline, reads, chain, recorded, division_obstacle(chain), where)
     check_inputs(pipeline, recorded, where)
     check_split_sources(pipeline, recorded, where)
-    check_new_stages(pipeline, metadata, recorded, where)
+    check_new_stages(pipeline, taken, stages_then, where)  # a stage with other instances has none that has finished
     finished_chains = _finished_chains(pipeline, reads, metadata, recorded)
     instances = {stage.name: len(stage.instances) for stage in pipeline.stages}
     finished = {TaskId(c.name, i) for c in running for i in recorded[c.stages[-1]].finished}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import pytest
@@ -370,6 +370,14 @@ def test_every_new_stage_is_checked() -> None:
 def test_a_new_stage_does_not_read_one_that_has_ended_in_part() -> None:
     with pytest.raises(InputRowsGone, match=r"'V1' .* reads 'V0', which has in part emitted its last row"):
         restore("V0 p2 fin{0} -PW-> V1 p2 new")
+
+
+@pytest.mark.parametrize("instances", [1, 2, 3])
+def test_other_instances_of_a_stage_that_has_ended_in_part_do_not_hide_that(instances: int) -> None:
+    pipeline, metadata = described("V0 p2 fin{0,1} -ALL-> V1 p2 fin{0} -ALL-> V2 p1 new")
+    changed = tuple(replace(s, instances=tuple(map(str, range(instances)))) if s.name == "V1" else s for s in pipeline.stages)
+    with pytest.raises(InputRowsGone, match=r"'V2' .* reads 'V1', which has in part emitted its last row"):
+        validate_restore(replace(pipeline, stages=changed), metadata)
 
 
 def test_a_new_stage_reads_a_running_one_from_now_on_but_not_as_half_a_table() -> None:
