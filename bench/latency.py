@@ -106,6 +106,7 @@ def measure(environment: Environment) -> Iterator[Measure]:
         broker = servers.enter_context(running_broker(environment))
         if broker is not None:
             places["KafkaSink"] = lambda folder: _topic(broker, folder)
+        latencies(environment, places["ParquetSink"], INTERVALS[0])  # warms up
         for name, place in places.items():
             for interval in INTERVALS:
                 took = latencies(environment, place, interval)
@@ -141,7 +142,7 @@ def latencies(environment: Environment, place: Places, interval: float) -> list[
         finally:
             over.set()
             feeding.join()
-        request(job, "drain")
+        request(job, "stop", drain=True)
 
     run_under_control(environment, pipeline(folder, sink), folder, control, interval=interval)
     _take(reader, seen)

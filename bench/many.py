@@ -100,7 +100,7 @@ def observe(environment: Environment, count: int, checkpoints: Mapping[str, Any]
             over.set()
             feeding.join()
         seen.threads, seen.memory = threads(os.getpid()), sum(map(pss_mb, tree(os.getpid())))
-        request(job, "suspend")
+        request(job, "stop")
 
     def note(event: object, job: JobExecution) -> None:
         if isinstance(event, CheckpointDone):

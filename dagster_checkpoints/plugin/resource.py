@@ -72,9 +72,10 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         mode: "exactly_once": a stage with several inputs waits for the barriers of all of them. "at_least_once": it never waits,
             and after a failure rows may be counted, and written to sinks, twice.
         unaligned: Whether barriers overtake the records that wait in front of a slow stage: these records become part of the
-            checkpoint. Only with "exactly_once" and one checkpoint at a time; savepoints never overtake.
-        aligned_checkpoint_timeout: With `unaligned`: seconds from its trigger after which a checkpoint overtakes; None or 0: at
-            once.
+            checkpoint. None: yes, with "exactly_once" and one checkpoint at a time; other settings refuse True. Savepoints never
+            overtake.
+        aligned_checkpoint_timeout: Seconds from its trigger after which a checkpoint overtakes; 0: at once. None: at once with
+            `unaligned=True`, else after 0.25 seconds. Not with `unaligned=False`.
         interval_during_backlog: Seconds between periodic checkpoints while a bounded source has not ended: at least `interval`,
             or 0 for none; None for `interval`.
         backlog_rows: With `interval_during_backlog`: number of unread messages from which a Kafka source counts as a backlog,
@@ -147,9 +148,11 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     mode: Literal["exactly_once", "at_least_once"] = Field(
         default="exactly_once", description="at_least_once: stages never wait for barriers; rows may be repeated after a failure"
     )
-    unaligned: bool = Field(default=False, description="barriers overtake the records in front of slow stages")
+    unaligned: bool | None = Field(
+        default=None, description="barriers overtake the records in front of slow stages; null: after a quarter of a second"
+    )
     aligned_checkpoint_timeout: float | None = Field(
-        default=None, ge=0, description="with unaligned: seconds from a checkpoint's trigger after which it overtakes"
+        default=None, ge=0, description="seconds from a checkpoint's trigger after which it overtakes; 0: at once"
     )
     interval_during_backlog: float | None = Field(
         default=None, ge=0, description="seconds between periodic checkpoints while a bounded source has not ended; 0 for none"
@@ -448,12 +451,21 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         )
 
 
+ALIGNED_CHECKPOINT_TIMEOUT = 0.25
+"""Seconds after which barriers overtake by default. A checkpoint for which nothing waits is complete by then, and costs nothing
+more; with a longer time one under data would take longer."""
+
+
 def _checkpoint_config(settings: CheckpointCoordinatorResource) -> CheckpointConfig:
     """The settings of checkpoints.
 
     Raises:
         ValueError: Two of them do not go together.
     """
+    unaligned, timeout = settings.unaligned, settings.aligned_checkpoint_timeout
+    if unaligned is None:
+        unaligned = settings.mode == "exactly_once" and settings.max_concurrent == 1
+        timeout = ALIGNED_CHECKPOINT_TIMEOUT if unaligned and timeout is None else timeout
     try:
         return CheckpointConfig(
             interval=settings.interval,
@@ -466,8 +478,8 @@ def _checkpoint_config(settings: CheckpointCoordinatorResource) -> CheckpointCon
             tolerable_failed_checkpoints=settings.tolerable_failed_checkpoints,
             retained=settings.retained,
             mode=settings.mode,
-            unaligned=settings.unaligned,
-            aligned_checkpoint_timeout=settings.aligned_checkpoint_timeout,
+            unaligned=unaligned,
+            aligned_checkpoint_timeout=timeout,
         )
     except InvalidCheckpointConfig as error:
         raise ValueError(str(error)) from None

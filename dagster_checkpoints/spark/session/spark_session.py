@@ -31,7 +31,11 @@ class SparkSettingError(DagsterCheckpointsError):
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
-_QUERY_LOG = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
+_QUERY_LOGS = (
+    "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
+    "org.apache.spark.sql.execution.datasources.FileFormatWriter",
+    "org.apache.spark.broadcast.TorrentBroadcast",
+)
 _ERROR_LOGS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 RETAINED_BATCHES = "spark.sql.streaming.minBatchesToRetain"
@@ -166,9 +170,9 @@ def build_session(config: Mapping[str, Any] | None = None, *, share_classes: boo
 def prepare_session(spark: SparkSession) -> SparkSession:
     """Prepare a session: functions that its workers run are sent by value, and only tasks start queries.
 
-    Spark's log of a query that ends with an error is switched off: for Spark, a stop between two batches looks like an error;
-    a real error is reported by its task, with the stage's name. So are PySpark's logs of errors that it raises as well: each is
-    a line of JSON that holds the whole plan.
+    Spark's logs of a query that ends with an error are switched off, and those of the steps of a batch that it raises the error
+    of as well: for Spark, a stop looks like an error; a real error is reported by its task, with the stage's name. So are
+    PySpark's logs of errors that it raises as well: each is a line of JSON that holds the whole plan.
     """
     from pyspark import cloudpickle
 
@@ -177,7 +181,8 @@ def prepare_session(spark: SparkSession) -> SparkSession:
     for name in _ERROR_LOGS:
         logging.getLogger(name).disabled = True
     log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
-    log4j.core.config.Configurator.setLevel(_QUERY_LOG, log4j.Level.OFF)
+    for name in _QUERY_LOGS:
+        log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
     return spark
 
 
