@@ -177,10 +177,10 @@ def measure(environment: Environment) -> Iterator[Measure]:
             compare(name, timed.windows, next(iter(runs.values()))[0].windows)
     for name, timed_runs in runs.items():
         yield Measure(PART, name, count / median(timed.seconds for timed in timed_runs), "rows/s")
+    reference = next(iter(runs.values()))
     for name, goal in goals.items():
-        of = runs[next(iter(variants))]
-        ratios = [a.seconds / b.seconds for a, b in zip(of, runs[name], strict=True)]
-        processor = median(a.processor / b.processor for a, b in zip(of, runs[name], strict=True))
+        ratios = [a.seconds / b.seconds for a, b in zip(reference, runs[name], strict=True)]
+        processor = median(a.processor / b.processor for a, b in zip(reference, runs[name], strict=True))
         yield at_least(PART, f"{name} / hand-written, one batch", median(ratios), "", goal, f"processor time {processor:.2f}")
     yield from _checkpoints(environment, {"by default": unlimited, "through channels": replace(unlimited, fuse=False)})
 
