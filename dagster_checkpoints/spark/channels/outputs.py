@@ -123,7 +123,7 @@ class TaskOutput:
         return 0 if emitted is None else self._emit(emitted, self._divided(emitted, batch), batch_id)
 
     def _divided(self, segment: SegmentFiles, batch: DataFrame) -> dict[str, dict[int, SegmentFiles]]:
-        """By consumer and index of its instance, the rows of a segment; of the edges on which each channel gets a part of them."""
+        """By consumer and index of its instance, a segment's rows; of the edges on which each channel gets a part of them."""
         splits = {edge.consumer: edge.split for edge in self._edges if edge.split is not None}
         whole = table_dataframe(batch.sparkSession, batch.schema, segment.files) if splits else batch
         return {consumer: write_split_segments(whole, self._next_folder(), split) for consumer, split in splits.items()}
