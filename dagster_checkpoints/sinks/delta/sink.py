@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
 from dagster_checkpoints.sinks.base import AtNewStart
-from dagster_checkpoints.sinks.delta.fitting import DeltaFitting
 from dagster_checkpoints.sinks.delta.log import DeltaLog, library_missing
 from dagster_checkpoints.sinks.lake.columns import SchemaEvolution
 from dagster_checkpoints.sinks.lake.sink import LakeSink
@@ -86,6 +85,5 @@ class DeltaSink(LakeSink):
         """The table's URL."""
         return uri_of(self.table)
 
-    def _new_fitting(self) -> DeltaFitting:
-        log = DeltaLog(self.table, self._storage_options, str(self))
-        return DeltaFitting(log, self.partition_by, self.schema_evolution, str(self), self.replacement)
+    def _new_log(self) -> DeltaLog:
+        return DeltaLog(self.table, self._storage_options, str(self))

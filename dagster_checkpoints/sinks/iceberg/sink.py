@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dagster_checkpoints.sinks.base import AtNewStart
-from dagster_checkpoints.sinks.iceberg.fitting import IcebergFitting
 from dagster_checkpoints.sinks.iceberg.log import IcebergLog
 from dagster_checkpoints.sinks.lake.columns import SchemaEvolution
 from dagster_checkpoints.sinks.lake.sink import LakeSink
@@ -99,6 +98,5 @@ class IcebergSink(LakeSink):
         """The table's name with its namespace."""
         return self.table
 
-    def _new_fitting(self) -> IcebergFitting:
-        log = IcebergLog(self._identifier, self._catalog, str(self))
-        return IcebergFitting(log, self.partition_by, self.schema_evolution, str(self), self.replacement)
+    def _new_log(self) -> IcebergLog:
+        return IcebergLog(self._identifier, self._catalog, str(self))

@@ -17,7 +17,8 @@ from dagster_checkpoints.sinks.base import AtNewStart, SinkContext
 from dagster_checkpoints.sinks.lake.columns import SchemaEvolution
 from dagster_checkpoints.sinks.lake.fitting import FileFitting
 from dagster_checkpoints.sinks.lake.names import VALID_NAME
-from dagster_checkpoints.sinks.lake.replacement import Replacement
+from dagster_checkpoints.sinks.lake.placement import Replacement
+from dagster_checkpoints.sinks.lake.table_log import TableLog
 from dagster_checkpoints.sinks.lake.target import LakeTarget
 from dagster_checkpoints.sinks.target_sink import TargetSink
 from dagster_checkpoints.sinks.unwritable import try_directory
@@ -84,8 +85,11 @@ class LakeSink(TargetSink):
         return Replacement(self.key, self.overwrite_partitions)
 
     @abstractmethod
+    def _new_log(self) -> TableLog:
+        """The table, which has not been read."""
+
     def _new_fitting(self) -> FileFitting:
-        """Fits files to the table, which has not been read."""
+        return FileFitting(self._new_log(), self.partition_by, self.schema_evolution, str(self), self.replacement)
 
     def new_target(self) -> LakeTarget:
         return LakeTarget(self._new_fitting(), str(self))
