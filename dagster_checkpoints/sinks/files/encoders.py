@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dagster_checkpoints.sinks.files.columns import FileFormat
-from dagster_checkpoints.sinks.files.text_lines import csv_header, csv_lines, json_lines
+from dagster_checkpoints.sinks.text import csv_header, csv_lines, json_lines
 
 _STRIPE = 16 * 1024 * 1024
 _ROWS_AT_A_TIME = 32_768
