@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from dagster_checkpoints.sinks.branches import check_not_overwritten, settlement
+from dagster_checkpoints.sinks.branches import check_not_overwritten
 from dagster_checkpoints.sinks.ledger import (
     Change,
     Commit,
@@ -169,13 +169,12 @@ class SinkLife:
                 order = job.in_order(commit.checkpoint for commit in committed)
                 check_not_overwritten(job.branches, restored, order, self._sink)
                 return None
-            visible = [commit for commit in committed if job.sees(commit.checkpoint)]
-            hidden = [commit for commit in committed if not job.sees(commit.checkpoint)]
-            moves = settlement(job.branches, restored, visible, hidden, lambda commit: commit.checkpoint)
-            if not moves.hide and not moves.show and job.sees(restored):
+            on_the_way = {commit for commit in committed if job.branches.is_ancestor(commit.checkpoint, restored)}
+            seen = {commit for commit in committed if job.sees(commit.checkpoint)}
+            moves = Moves(hide=tuple(sorted(seen - on_the_way)), show=tuple(sorted(on_the_way - seen)))
+            if not moves and job.sees(restored):
                 return None
-            moved = Moves(hide=tuple(sorted(moves.hide)), show=tuple(sorted(moves.show)))
-            return self._changed(ledger, self._scope.job, job.showing(restored), moved)
+            return self._changed(ledger, self._scope.job, job.showing(restored), moves)
 
         yield from self._change(plan)
 

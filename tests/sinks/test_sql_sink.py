@@ -49,7 +49,7 @@ from dagster_checkpoints.sinks import (
     UnreadableSinkTransaction,
 )
 from dagster_checkpoints.sinks.branches import Branch, Branches, overwritten
-from dagster_checkpoints.sinks.transaction_copies import TransactionCopies
+from dagster_checkpoints.sinks.temporary_folder import TransactionCopies
 from dagster_checkpoints.systems.sql_address import sql_address
 from dagster_checkpoints.systems.sql_database import DatabaseFailure, failure_of
 from tests.sinks.sink_instance import BATCH, context

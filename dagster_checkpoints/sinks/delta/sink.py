@@ -13,8 +13,7 @@ from dagster_checkpoints.sinks.base import AtNewStart
 from dagster_checkpoints.sinks.delta.log import DeltaLog, library_missing
 from dagster_checkpoints.sinks.lake.columns import SchemaEvolution
 from dagster_checkpoints.sinks.lake.sink import LakeSink
-from dagster_checkpoints.systems.delta_places import delta_url
-from dagster_checkpoints.systems.locations import location_of, uri_of
+from dagster_checkpoints.systems.locations import delta_url, location_of, uri_of
 
 _SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss")
 
@@ -69,11 +68,6 @@ class DeltaSink(LakeSink):
         self._storage_options = dict(storage_options or {})
         if find_spec("deltalake") is None:
             raise library_missing(str(self))
-
-    def __repr__(self) -> str:
-        key = [f"key={list(self.key)}"] if self.key else []
-        overwrite = ["overwrite_partitions=True"] if self.overwrite_partitions else []
-        return f"DeltaSink({', '.join([repr(self.table), *key, *overwrite])})"
 
     @property
     def location(self) -> str:

@@ -78,11 +78,6 @@ class IcebergSink(LakeSink):
         if find_spec("pyiceberg") is None or find_spec("sqlalchemy") is None:
             raise library_missing(str(self))
 
-    def __repr__(self) -> str:
-        key = [f"key={list(self.key)}"] if self.key else []
-        overwrite = ["overwrite_partitions=True"] if self.overwrite_partitions else []
-        return f"IcebergSink({', '.join([repr(self.table), *key, *overwrite])})"
-
     @property
     def location(self) -> str:
         """The catalog's place, and the table's name in it."""

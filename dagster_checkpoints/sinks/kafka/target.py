@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 
 from dagster_checkpoints.sinks.engine import Plan, SinkScope
 from dagster_checkpoints.sinks.kafka.cluster import KafkaCluster
-from dagster_checkpoints.sinks.kafka.ledger import LedgerValues
-from dagster_checkpoints.sinks.kafka.ledger_topic import LedgerBlocked, LedgerTopic
+from dagster_checkpoints.sinks.kafka.ledger_topic import LedgerBlocked, LedgerTopic, LedgerValues
 from dagster_checkpoints.sinks.kafka.messages import KEY, VALUE, MessageFormat, headers_of
 from dagster_checkpoints.sinks.kafka.staging import StagedMessages, read_messages
 from dagster_checkpoints.sinks.kafka.topics import KafkaTopics

@@ -29,7 +29,7 @@ from dagster_checkpoints.sinks.sql.ledger import COMMITS, TRANSACTIONS, SqlClaim
 from dagster_checkpoints.sinks.sql.rows import read_batches
 from dagster_checkpoints.sinks.sql.table import SinkTable
 from dagster_checkpoints.sinks.target import AtomicTarget, Batch, Guard, Sealed
-from dagster_checkpoints.sinks.transaction_copies import TransactionCopies
+from dagster_checkpoints.sinks.temporary_folder import TransactionCopies
 from dagster_checkpoints.sinks.unwritable import try_directory
 from dagster_checkpoints.systems.errors import SinkCannotTakeBack, SinkTransactionLost
 from dagster_checkpoints.systems.sql_address import SqlAddress

@@ -40,7 +40,7 @@ from dagster_checkpoints.sinks import (
 )
 from dagster_checkpoints.sinks.engine import SinkScope
 from dagster_checkpoints.sinks.kafka.cluster import KafkaCluster
-from dagster_checkpoints.sinks.kafka.ledger import LedgerValues, ledger_key
+from dagster_checkpoints.sinks.kafka.ledger_topic import LedgerValues, ledger_key
 from dagster_checkpoints.sinks.kafka.messages import MessageFormat
 from dagster_checkpoints.sinks.ledger import SinkOwner
 from dagster_checkpoints.testing.model_job import ModelJob
