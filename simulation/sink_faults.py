@@ -30,8 +30,8 @@ SINK_FAULTS = (
         "self.branches.branch_of(checkpoint)",
         "max(self.newest, default=0)",
     ),
-    Fault("rows of later checkpoints stay visible", SinkLife._settle, "hide=tuple(sorted(moves.hide))", "hide=()"),
-    Fault("rows are not shown again", SinkLife._settle, "show=tuple(sorted(moves.show))", "show=()"),
+    Fault("rows of later checkpoints stay visible", SinkLife._settle, "hide=tuple(sorted(seen - on_the_way))", "hide=()"),
+    Fault("rows are not shown again", SinkLife._settle, "show=tuple(sorted(on_the_way - seen))", "show=()"),
     Fault("the ledger does not say which rows readers see", JobLedger.showing, "shown=restored", "shown=None"),
     Fault("the ledger says for ever which rows readers see", JobLedger.begun, ", shown=None", ""),
     Fault(
