@@ -181,29 +181,6 @@ def test_files_that_another_program_has_deleted_are_named(lake: LakeRows[Any]) -
 # Owners
 
 
-def test_a_late_owner_changes_nothing(lake: LakeRows[Any]) -> None:
-    late = lake.opened(epoch=6, attempt="late")
-    waiting = lake.staged(late, 1, 1)
-    newer = lake.opened(epoch=7, attempt="newer")
-    newer.recover([])
-    newer.commit(lake.staged(newer, 1, 2))
-    staged = lake.staged(newer, 2, 3)
-    version = lake.version()
-    for act in (
-        lambda: late.recover([]),
-        lambda: late.recover([], restored=0),
-        late.start_new,
-        lambda: late.commit(waiting.replace("1-since", "9-since")),
-        lambda: late.abort(staged),
-        lambda: lake.opened(epoch=6),
-    ):
-        with pytest.raises(SinkFenced, match=r"epoch 6.*epoch 7.*changes nothing"):
-            act()
-    assert lake.version() == version
-    newer.commit(staged)
-    assert lake.rows() == [2, 3]
-
-
 def test_a_newer_owner_between_check_and_commit_wins(lake: LakeRows[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     late = lake.opened(epoch=6, attempt="late")
     text = lake.staged(late, 1, 1)

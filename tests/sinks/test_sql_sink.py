@@ -361,20 +361,6 @@ def test_names_that_sqlite_cannot_distinguish(sqlite: Database) -> None:
 # Commits
 
 
-def test_staged_rows_are_not_in_the_table(database: Database) -> None:
-    sink = database.opened()
-    transaction = database.staged(sink, 1, 1, 2)
-    database.write(sink, _numbers(3))
-    assert database.rows() == []
-    assert sink.commit(transaction) == SinkCommit(rows=2)
-    assert database.rows() == [(1,), (2,)]
-    sink.abort(database.staged(sink, 2, 4))
-    sink.close()
-    assert not [name for name in database.tables() if "staging" in name]
-    with pytest.raises(SinkNotOpen):
-        sink.pre_commit(3)
-
-
 def test_a_commit_of_unknown_outcome(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection is lost after the server has committed: the second try finds the commit."""
     for call in ("write", "commit", "restore"):
@@ -410,44 +396,6 @@ def _lose_connection_after_the_next_commit(dialect: Any, monkeypatch: pytest.Mon
         raise error
 
     monkeypatch.setattr(dialect, "do_commit", commit)
-
-
-def test_an_older_owner_is_refused_within_the_transaction(database: Database) -> None:
-    older = database.opened()
-    late, rest = database.staged(older, 1, 1), database.staged(older, 2, 2)
-    newer = database.opened(context(epoch=2))
-    calls: list[Callable[[], object]] = [
-        lambda: older.commit(late),
-        lambda: older.abort(rest),
-        lambda: older.recover([]),
-        lambda: older.recover([], restored=1),
-        older.start_new,
-        lambda: older.restore_transaction(late, {"0.parquet": _file(database)}),
-        lambda: database.write(older, _numbers(3)),
-        lambda: database.opened(),
-    ]
-    for call in calls:
-        with pytest.raises(SinkFenced, match=r"epoch 1.*epoch 2"):
-            call()
-    newer.recover([late])
-    assert database.rows() == [(1,)]
-    with pytest.raises(SinkTransactionLost, match="found neither"):
-        newer.commit(rest)
-
-
-def _file(database: Database) -> Path:
-    file = database.folder / f"{uuid4().hex}.parquet"
-    pq.write_table(_numbers(1), file)
-    return file
-
-
-def test_a_text_of_another_sink_or_table(sqlite: Database) -> None:
-    sink = sqlite.opened()
-    transaction = sqlite.staged(sink, 1, 1)
-    with pytest.raises(UnreadableSinkTransaction, match="another kind of sink"):
-        sink.commit('{"sink":"parquet","staging":"x"}')
-    with pytest.raises(UnreadableSinkTransaction, match=r"'t'.*another place"):
-        sqlite.opened(table="u").commit(transaction)
 
 
 # Failures of the database
