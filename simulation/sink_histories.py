@@ -10,7 +10,7 @@ import argparse
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 
@@ -79,6 +79,7 @@ class History:
         points: the completed checkpoints that can be restored, oldest first.
         highest_id: the largest id that the present run does not give to a checkpoint.
         older: runs whose owner was replaced, and that do not know it.
+        paused: likewise, in the middle of opening their sink.
         written_by: by row, the job that has written it.
     """
 
@@ -92,6 +93,7 @@ class History:
         self.job = 0
         self.epoch = 1
         self.older: list[Run] = []
+        self.paused: list[Generator[None]] = []
         self.counts = Counter[str]()
         self.run: Run = None  # type: ignore[assignment]
         self.run = self._begin(None, new_job=True)
@@ -109,6 +111,8 @@ class History:
             self.run = self._begin(self._newest())
         elif what == "go back" and (points := self._restorable()):
             self.run = self._begin(chance.choice(points))
+        elif what == "older acts" and self.paused and chance.random() < 0.5:
+            self._wakes_up(self.paused.pop())
         elif what == "older acts" and self.older:
             self._older_acts(chance.choice(self.older))
         elif what == "new job":
@@ -149,12 +153,34 @@ class History:
 
     def _older_acts(self, run: Run) -> None:
         """A run whose owner was replaced takes a checkpoint, or commits one that had completed: it changes nothing."""
-        before = (dict(self.system.visible), dict(self.system.hidden), dict(self.system.ledgers))
-        with suppress(TaskFailure):
+        with self._changing_nothing():
             if self.chance.random() < 0.5:
                 self._row(run)
                 run.sink.pre_commit(max(run.last_id, self.highest_id) + 1)
             run.sink.commit_up_to(None)
+
+    def _pause(self, sink: TaskSink) -> None:
+        """A run is suspended while it opens its sink, in front of one of its calls, and its owner is replaced."""
+        steps = sink.open()
+        for _ in range(self.chance.randrange(_CALLS)):
+            if next(steps, steps) is steps:
+                return
+            self._check()
+        self.paused.append(steps)
+
+    def _wakes_up(self, steps: Generator[None]) -> None:
+        """A run that was suspended goes on, although its owner was replaced."""
+        self.counts["woken up"] += 1
+        with self._changing_nothing():
+            for _ in steps:
+                pass
+
+    @contextmanager
+    def _changing_nothing(self) -> Iterator[None]:
+        """A context in which an owner acts that was replaced."""
+        before = (dict(self.system.visible), dict(self.system.hidden), dict(self.system.ledgers))
+        with suppress(TaskFailure):
+            yield
         after = (self.system.visible, self.system.hidden, self.system.ledgers)
         check(before == after, "an older owner has changed {} to {}", before, after)
 
@@ -184,8 +210,13 @@ class History:
             after = point.checkpoint if point is not None and own and later else None
             sink = TaskSink(self.system, self.job, 0, 1, self.epoch, texts, after, replace=replace)
             run = Run(sink, self.job, point.rows if point is not None else ())
-            if self._opened(sink):
+            if chance.random() < 0.15:
+                self._pause(sink)
+                self.epoch += 1
+            elif self._opened(sink):
                 break
+        if self.paused and chance.random() < 0.5:
+            self._wakes_up(self.paused.pop())
         # The transactions of other checkpoints, which are not savepoints, are discarded; the rows of other jobs may be.
         self.points = [
             each for each in self.points if (each.is_savepoint and not replace) or each is point or (own and each.job == self.job)

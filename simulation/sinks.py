@@ -19,7 +19,7 @@ from simulation.violations import check
 
 Rows = tuple[int, ...]
 _BEHIND_ALL = 1 << 40
-_AT_ONCE = frozenset({"check_moves", "discard", "hide", "publish", "show"})
+_AT_ONCE = frozenset({"check_moves", "discard", "hide", "publish", "remove_other_jobs", "show"})
 """Calls right behind the check that they rely on: a process that is paused in between for longer than its lease can do harm in a
 file system, which renames under no fence."""
 
