@@ -20,6 +20,7 @@ from dagster_checkpoints.execution import state_changes
 from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, PipelineState
 from dagster_checkpoints.sinks.ledger import Ledger, Staged
+from dagster_checkpoints.systems.errors import SinkCannotTakeBack
 from simulation.injection import Fault, injected
 from simulation.sinks import SinkSystem, TaskFailure, TaskSink
 from simulation.storage import LONG_AGO
@@ -27,6 +28,7 @@ from simulation.violations import Violation, check
 
 _STEPS = 40
 _CALLS = 12
+_KEYS = 4
 """A stop comes before this number of calls of the target."""
 
 
@@ -68,8 +70,14 @@ class Run:
         self.last_id = 0
 
 
+class Refused(Exception):
+    """A checkpoint cannot be restored: in a table of newest rows by key, rows on its way may have been replaced."""
+
+
 class History:
-    """One table, and the jobs that have written to it.
+    """One table, and the jobs that have written to it. In some of them a row replaces the row with its key.
+
+    As in a source that is read again, the key of a row follows from its position in the job's input.
 
     Args:
         seed: decides everything.
@@ -81,11 +89,13 @@ class History:
         older: runs whose owner was replaced, and that do not know it.
         paused: likewise, in the middle of opening their sink.
         written_by: by row, the job that has written it.
+        positions: by row, the number of rows in front of it.
     """
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.system = SinkSystem(0, stepped=bool(seed % 2))
+        self.system = SinkSystem(0, stepped=bool(seed % 2), by_key=seed % 5 == 0)
+        self.positions: list[int] = []
         self.written_by: list[int] = []
         self.points: list[Point] = []
         self.state = PipelineState(pipeline="simulated", epoch=0, token="")
@@ -108,9 +118,9 @@ class History:
         elif what == "complete" and run.taken:
             self._complete(run)
         elif what == "crash":
-            self.run = self._begin(self._newest())
+            self.run = self._restored(self._newest())
         elif what == "go back" and (points := self._restorable()):
-            self.run = self._begin(chance.choice(points))
+            self.run = self._restored(chance.choice(points))
         elif what == "older acts" and self.paused and chance.random() < 0.5:
             self._wakes_up(self.paused.pop())
         elif what == "older acts" and self.older:
@@ -133,6 +143,9 @@ class History:
         """Write a row, which no run has written before."""
         row = len(self.written_by)
         self.written_by.append(run.job)
+        self.positions.append(len(run.rows))
+        if self.system.by_key:
+            self.system.keys[row] = len(run.rows) % _KEYS
         run.sink.rows.append(row)
         return row
 
@@ -162,11 +175,11 @@ class History:
     def _pause(self, sink: TaskSink) -> None:
         """A run is suspended while it opens its sink, in front of one of its calls, and its owner is replaced."""
         steps = sink.open()
-        for _ in range(self.chance.randrange(_CALLS)):
-            if next(steps, steps) is steps:
-                return
-            self._check()
-        self.paused.append(steps)
+        with suppress(TaskFailure):  # the checkpoint is refused
+            for _ in range(self.chance.randrange(_CALLS)):
+                next(steps, None)
+                self._check()
+            self.paused.append(steps)
 
     def _wakes_up(self, steps: Generator[None]) -> None:
         """A run that was suspended goes on, although its owner was replaced."""
@@ -183,6 +196,16 @@ class History:
             yield
         after = (self.system.visible, self.system.hidden, self.system.ledgers)
         check(before == after, "an older owner has changed {} to {}", before, after)
+
+    def _restored(self, point: Point | None) -> Run:
+        """Restore a checkpoint; the newest one if this one is refused."""
+        before = self.state
+        try:
+            return self._begin(point)
+        except Refused:
+            self.counts["refused"] += 1
+            self.state = before
+            return self._begin(self._newest())
 
     def _begin(self, point: Point | None, new_job: bool = False) -> Run:
         """Begin a job, or restore a checkpoint; by another owner or not; again, until it is not stopped in the middle."""
@@ -235,6 +258,8 @@ class History:
             for _ in sink.open():
                 self._check()
         except TaskFailure as error:
+            if self.system.by_key and isinstance(error.__cause__, SinkCannotTakeBack):
+                raise Refused from error
             check(sink.stop_after is not None and sink.stop_after < 0, "a sink cannot be opened: {}", error)
             self.counts["stopped while opening"] += 1
             return False
@@ -265,7 +290,7 @@ class History:
             self.counts["stopped while committing"] += 1
             points: list[Point | None] = [*self._restorable()] or [None]
             newest = self.chance.random() < 0.6
-            self.run = self._begin(self._newest() if newest else self.chance.choice(points))
+            self.run = self._restored(self._newest() if newest else self.chance.choice(points))
 
     # Invariants
 
@@ -278,11 +303,19 @@ class History:
             for commit in rows:
                 job = ledger.job(commit.job)
                 check(job.is_committed(commit.checkpoint), "{} is not in the ledger {}", commit, ledger)
-                check(job.sees(commit.checkpoint) == wanted, "{} is visible: {}; the ledger is {}", commit, wanted, ledger)
+                seen = self.system.by_key or job.sees(commit.checkpoint)
+                check(seen == wanted, "{} is visible: {}; the ledger is {}", commit, wanted, ledger)
         check(not ledger.job(str(self.job)).again, "a job's own rows need no exception: {}", ledger)
 
     def _check_shows(self, run: Run, point: Point) -> None:
-        """Readers see exactly the rows of a checkpoint, among those of its job."""
+        """Readers see exactly the rows of a checkpoint, among those of its job; by key also rows that the job will write again."""
+        if self.system.by_key:
+            for key, row in {self.system.keys[row]: row for row in point.rows}.items():
+                found = self.system.table.get(key)
+                again = found is not None and self.positions[found] >= len(point.rows)
+                right = found == row or again or self.written_by[row] != run.job
+                check(right, "checkpoint {} has {} for key {}, readers see {}", point.checkpoint, row, key, found)
+            return
         found = sorted(row for commit, rows in self.system.visible.items() if commit.job == str(run.job) for row in rows)
         mine = sorted(row for row in point.rows if self.written_by[row] == run.job)
         check(found == mine, "checkpoint {} has the rows {}, readers see {}", point.checkpoint, mine, found)
