@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ _ROWS_AT_A_TIME = 16384
 _ESCAPES = (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
 
 
-def read_batches(files: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def read_batches(files: Sequence[Path]) -> Iterator[pa.RecordBatch]:
     """The rows of Parquet files, in the order of the files."""
     for file in files:
         with pq.ParquetFile(file) as parquet:

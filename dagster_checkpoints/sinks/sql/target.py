@@ -241,7 +241,7 @@ class SqlTarget(AtomicTarget):
         return staging
 
     def _insert(self, connection: Connection, staging: str, files: Sequence[Path], first: int) -> None:
-        for batch in read_batches([str(file) for file in files]):
+        for batch in read_batches(files):
             check_values(batch, self._limits, self._key, self._sink)
             self._table.stage(connection, staging, batch, first)
             first += batch.num_rows
