@@ -41,8 +41,8 @@ class TargetConformance(SinkConformance):
         waiting = newer.snapshot(2)
         sink: Any = late.sinks[0]._sink
         for act in (
-            lambda: sink.commit(held.transactions[0][0]),
             lambda: sink.abort(waiting.transactions[0][0]),
+            lambda: sink.commit(held.transactions[0][0]),
             lambda: sink.transaction_files(waiting.transactions[0][0]),
             lambda: sink.recover([]),
             lambda: sink.recover([], restored=0),

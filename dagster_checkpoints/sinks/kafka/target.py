@@ -94,7 +94,7 @@ class KafkaTarget(AtomicTarget):
         topics = KafkaTopics(self._cluster, self._sink)
         target = topics.target(self._topic)
         self._ledger_topic.create(topics, target)
-        self._scope, self._guard, self._message_bytes = scope, guard, target.message_bytes
+        self._scope, self._message_bytes = scope, target.message_bytes
         self._staged = StagedMessages(self._root, scope, self._sink)
         self._transactions = KafkaTransactions(
             self._cluster, target, self._ledger_topic, scope, guard, self._retry_for, self._sink
@@ -145,7 +145,8 @@ class KafkaTarget(AtomicTarget):
         return self._staged.names()
 
     def discard(self, names: Sequence[str]) -> None:
-        self._guard(self.read_ledger())
+        assert self._transactions is not None
+        self._transactions.check_owner()
         for name in names:
             self._staged.delete(name)
 

@@ -143,6 +143,10 @@ class KafkaTransactions:
         """
         self._retried(lambda: None, "taking over the topic")
 
+    def check_owner(self) -> None:
+        """Refuse an older owner, as the ledger topic says by now. Raises SinkFenced, SinkUnavailable."""
+        self._accept(self._ledger_topic.read_committed())
+
     def perform(self, plan: Plan, send: Send) -> Change | None:
         """Change the instance's ledger, and send messages, in one Kafka transaction.
 
