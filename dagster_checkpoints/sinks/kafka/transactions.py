@@ -144,8 +144,15 @@ class KafkaTransactions:
         self._retried(lambda: None, "taking over the topic")
 
     def check_owner(self) -> None:
-        """Refuse an older owner, as the ledger topic says by now. Raises SinkFenced, SinkUnavailable."""
-        self._accept(self._ledger_topic.read_committed())
+        """Refuse an older owner, as far as the ledger topic can be read without waiting for transactions that are open.
+
+        Raises:
+            SinkFenced: there is a newer one.
+            SinkUnavailable: the cluster does not answer.
+        """
+        found = self._ledger_topic.read_committed().ledger(self._scope)
+        if found is not None:  # not kept: its own newest record may be behind an open transaction
+            self._guard(found)
 
     def perform(self, plan: Plan, send: Send) -> Change | None:
         """Change the instance's ledger, and send messages, in one Kafka transaction.
