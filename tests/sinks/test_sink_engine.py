@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 import pytest
 
-from dagster_checkpoints.sinks.branches import Branch, Branches, check_not_overwritten
+from dagster_checkpoints.sinks.branches import Branch, Branches, check_not_overwritten, overwritten
 from dagster_checkpoints.sinks.engine import LedgerChanged, Op, SinkLife, SinkScope, Steps, drive
 from dagster_checkpoints.sinks.ledger import (
     Commit,
@@ -450,3 +451,46 @@ def test_commits_are_ordered_as_they_were_made_on_all_branches() -> None:
     assert [number for number in range(1, 8) if job.is_committed(number)] == [1, 2, 3, 4, 5, 6]
     assert [number for number in range(1, 8) if job.sees(number)] == [1, 5, 6, 7]
     assert JobLedger(newest={0: 4}).in_order([3, 1]) == [1, 3], "of a release that recorded no stretches"
+
+
+# 1 … 4; restored from 2, then 5, 6; restored from 4, then 7
+TREE = Branches((Branch(2, 5), Branch(4, 7)))
+
+
+@pytest.mark.parametrize(
+    ("restored", "commits", "lost"),
+    [
+        (4, [1, 2, 3, 4], []),
+        (2, [1, 2, 3, 4], []),  # 3 and 4 are written again
+        (6, [1, 2, 3, 4, 5, 6], []),  # 5 and 6 came after 3 and 4
+        (4, [1, 2, 3, 4, 5, 6], [3, 4]),
+        (3, [1, 2, 3, 4, 5], [3]),
+        (4, [1, 2, 5, 3, 4], []),  # committed after 5
+        (2, [1, 2, 3, 4, 5, 6], []),
+        (7, [1, 2, 3, 5, 4, 7], [3]),
+        (5, [1, 2, 5, 4, 7], [5]),
+    ],
+)
+def test_commits_whose_rows_another_branch_may_have_replaced(restored: int, commits: Sequence[int], lost: list[int]) -> None:
+    assert sorted(overwritten(TREE, restored, commits)) == lost
+
+
+@pytest.mark.parametrize(
+    ("went", "restored", "way"),
+    [
+        ([], 5, [1, 2, 3, 4, 5]),
+        ([(3, 6)], 8, [1, 2, 3, 6, 7, 8]),
+        ([(3, 6)], 5, [1, 2, 3, 4, 5]),
+        ([(3, 6), (7, 9)], 9, [1, 2, 3, 6, 7, 9]),
+        ([(3, 6), (4, 9)], 9, [1, 2, 3, 4, 9]),
+        ([(3, 6), (4, 9)], 8, [1, 2, 3, 6, 7, 8]),
+        ([(0, 4)], 5, [4, 5]),
+        ([(3, 4)], 5, [1, 2, 3, 4, 5]),
+        ([(3, 6), (2, 6)], 7, [1, 2, 6, 7]),  # id 6 is used again: no checkpoint with it was ever completed
+    ],
+)
+def test_which_checkpoints_are_ancestors_of_another(went: list[tuple[int, int]], restored: int, way: list[int]) -> None:
+    branches = Branches()
+    for origin, first in went:
+        branches = branches.begun(origin, first)
+    assert [n for n in range(1, 12) if branches.is_ancestor(n, restored)] == way
