@@ -308,13 +308,13 @@ class History:
         check(not ledger.job(str(self.job)).again, "a job's own rows need no exception: {}", ledger)
 
     def _check_shows(self, run: Run, point: Point) -> None:
-        """Readers see exactly the rows of a checkpoint, among those of its job; by key also rows that the job will write again."""
+        """Readers see exactly the rows of a checkpoint, among those of its job; by key also rows that it will write again."""
         if self.system.by_key:
             for key, row in {self.system.keys[row]: row for row in point.rows}.items():
-                found = self.system.table.get(key)
-                again = found is not None and self.positions[found] >= len(point.rows)
-                right = found == row or again or self.written_by[row] != run.job
-                check(right, "checkpoint {} has {} for key {}, readers see {}", point.checkpoint, row, key, found)
+                newest = self.system.table.get(key)
+                again = newest is not None and self.positions[newest] >= len(point.rows)
+                right = newest == row or again or self.written_by[row] != run.job
+                check(right, "checkpoint {} has {} for key {}, readers see {}", point.checkpoint, row, key, newest)
             return
         found = sorted(row for commit, rows in self.system.visible.items() if commit.job == str(run.job) for row in rows)
         mine = sorted(row for row in point.rows if self.written_by[row] == run.job)

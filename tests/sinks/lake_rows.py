@@ -91,7 +91,7 @@ class LakeRows(ABC, Generic[S]):
 
     @abstractmethod
     def statistics(self, column: str) -> tuple[Any, Any, int]:
-        """The smallest and the largest value of a column, and the number of its nulls, as the metadata of the only file says it."""
+        """The smallest and the largest value of a column, and the number of its nulls, of the only file."""
 
     def data_files(self) -> list[Path]:
         """The files that the sink has written."""

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
 import re
-from collections.abc import Iterator
-from datetime import UTC, date, datetime
-from decimal import Decimal
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, write_deltalake
-from deltalake.schema import PrimitiveType
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from dagster_checkpoints.sinks import (
     DeltaSink,
@@ -22,10 +17,6 @@ from dagster_checkpoints.sinks import (
     SinkCannotTakeBack,
     SinkColumnsMismatch,
     SinkLibraryMissing,
-    SinkNotOpen,
-    SinkRowsRefused,
-    SinkTargetChanged,
-    SinkTransactionLost,
 )
 from dagster_checkpoints.sinks.delta.log import DeltaLog
 from dagster_checkpoints.sinks.lake.table_log import LakeChange

@@ -13,7 +13,6 @@ import pytest
 from pyarrow import fs
 
 from dagster_checkpoints.sinks import FileSink, InvalidSinkPath, SinkFenced, SinkUnavailable
-
 from resources.embedded_s3 import EmbeddedS3
 from tests.sinks.staged_files import opened, staged
 from tests.sinks.suites import TargetConformance

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
-from collections.abc import Iterator
-from datetime import UTC, date, datetime
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitStateUnknownException
 from pyiceberg.manifest import ManifestEntryStatus
-from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform
-from pyiceberg.types import LongType, NestedField
 
 from dagster_checkpoints.sinks import (
     IcebergSink,
     InvalidSinkPath,
-    SinkCannotTakeBack,
     SinkColumnsMismatch,
     SinkLibraryMissing,
-    SinkNotOpen,
-    SinkRowsRefused,
-    SinkTargetChanged,
-    SinkTransactionLost,
     SinkUnavailable,
 )
 from dagster_checkpoints.systems.iceberg_catalogs import catalog_settings

@@ -171,7 +171,7 @@ def test_files_that_another_program_has_deleted_are_named(lake: LakeRows[Any]) -
     back.recover([], restored=1)
     pending = lake.staged(back, 3, 3)
     lake.clean()
-    with pytest.raises(SinkTransactionLost, match="VACUUM|orphan files"):
+    with pytest.raises(SinkTransactionLost, match=r"VACUUM|orphan files"):
         back.commit(pending)
     with pytest.raises(SinkTransactionLost, match=r"checkpoint 2 has committed.*(VACUUM|orphan files)"):
         lake.opened(attempt="a3").recover([], restored=2)

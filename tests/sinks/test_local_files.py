@@ -18,15 +18,10 @@ from dagster_checkpoints.sinks import (
     ParquetSink,
     SinkCommit,
     SinkError,
-    SinkFenced,
     SinkHoldsEarlierRows,
-    SinkNotOpen,
     SinkPathInUse,
-    SinkTransactionConflict,
     SinkTransactionLost,
-    UnreadableSinkTransaction,
 )
-from dagster_checkpoints.sinks.engine import SinkLife
 from tests.sinks.staged_files import BATCH, Folder, context, numbers
 
 

@@ -10,7 +10,7 @@ import re
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -36,17 +36,14 @@ from dagster_checkpoints.sinks import (
     SinkCommit,
     SinkContext,
     SinkError,
-    SinkFenced,
     SinkHoldsEarlierRows,
     SinkLibraryMissing,
-    SinkNotOpen,
     SinkPathInUse,
     SinkRowsRefused,
     SinkTargetChanged,
     SinkTransactionLost,
     SinkUnavailable,
     SqlSink,
-    UnreadableSinkTransaction,
 )
 from dagster_checkpoints.sinks.temporary_folder import TransactionCopies
 from dagster_checkpoints.systems.sql_address import sql_address

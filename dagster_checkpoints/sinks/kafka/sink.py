@@ -183,7 +183,6 @@ class KafkaSink(TargetSink):
         return KafkaCluster(self._servers, self._options, str(self), self.retry_for)
 
 
-
 def _directory(staging: str | os.PathLike[str]) -> Path:
     text = os.fspath(staging)
     scheme = url_scheme(text)

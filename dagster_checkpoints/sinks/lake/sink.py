@@ -146,7 +146,6 @@ class LakeSink(TargetSink):
             try_directory(directory, sink)
 
 
-
 def _names(columns: str | Sequence[str] | None) -> tuple[str, ...]:
     return (columns,) if isinstance(columns, str) else tuple(columns or ())
 

@@ -36,7 +36,6 @@ from dagster_checkpoints.sinks import (
     SinkTargetChanged,
     SinkTransactionLost,
     SinkUnavailable,
-    UnreadableSinkTransaction,
 )
 from dagster_checkpoints.sinks.engine import SinkScope
 from dagster_checkpoints.sinks.kafka.cluster import KafkaCluster
