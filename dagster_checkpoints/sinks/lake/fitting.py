@@ -161,8 +161,9 @@ class FileFitting:
         try:
             columns = self.log.columns_in(file)
         except Exception as error:  # libraries raise plain exceptions for types that they do not know
+            found = str(error).partition("\n")[0]  # without the trace of calls
             raise SinkColumnsMismatch(
-                f"{self._sink}: expected columns of types that {self.log.format.name} has, found in {file.name}: {error}. Cast "
+                f"{self._sink}: expected columns of types that {self.log.format.name} has, found in {file.name}: {found}. Cast "
                 "the column to another type in the stage"
             ) from error
         problems = unfit(columns, self.replacement.key, "key", self.log.format.key_types)

@@ -1,7 +1,7 @@
 """What becomes of a table's rows when a transaction's rows join them: the files to add and the files to remove.
 
-Rows are added; or they replace the rows of their partitions, which vanish with the job's first commit to a partition; or those with
-their keys (see :mod:`replaced_rows`). Must not know conflicts, nor which transaction is current.
+Rows are added; or they replace the rows of their partitions, which vanish with the job's first commit to a partition; or those
+with their keys (see :mod:`replaced_rows`). Must not know conflicts, nor which transaction is current.
 """
 
 from __future__ import annotations
