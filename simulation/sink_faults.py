@@ -78,6 +78,13 @@ SINK_FAULTS = (
         "ledger.with_job(unfinished.job, unfinished.after)",
         "ledger",
     ),
+    Fault("an owner that is replaced between two moves of rows goes on", SinkLife._finish, "if number:", "if False:"),
+    Fault(
+        "in a table of newest rows by key anything is restored",
+        SinkLife._settle,
+        "check_not_overwritten(job.branches, restored, order, self._sink)",
+        "pass",
+    ),
     # What storage says of the checkpoints behind the one that a run goes back to
     Fault(
         "a checkpoint that was passed over is restored after its transactions were discarded",

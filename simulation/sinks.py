@@ -20,8 +20,8 @@ from simulation.violations import check
 Rows = tuple[int, ...]
 _BEHIND_ALL = 1 << 40
 _AT_ONCE = frozenset({"check_moves", "discard", "hide", "publish", "remove_other_jobs", "show"})
-"""Calls right behind the check that they rely on: a process that is paused in between for longer than its lease can do harm in a
-file system, which renames under no fence."""
+"""Calls that may stand right behind the check that they rely on, one behind each check: a process that is paused in between for
+longer than its lease can do harm in a file system, which renames under no fence."""
 
 
 class TaskFailure(Exception):
@@ -299,6 +299,7 @@ class TaskSink:
         """Perform steps; stops in front of each, except where it relies on the one before."""
         answer: Any = None
         error: LedgerChanged | None = None
+        checked = False
         while True:
             try:
                 op: Op = steps.send(answer) if error is None else steps.throw(error)
@@ -306,8 +307,9 @@ class TaskSink:
                 return ended.value
             except SinkError as failed:
                 raise TaskFailure(str(failed)) from failed
-            if op.name not in _AT_ONCE:
+            if not (checked and op.name in _AT_ONCE):
                 yield
+            checked = op.name not in _AT_ONCE
             if self.stop_after is not None:
                 self.stop_after -= 1
                 target.torn = self.stop_after < 0

@@ -49,8 +49,6 @@ def test_a_table_whose_rules_the_sink_does_not_check_is_refused(table: Table) ->
     for act in (lambda: table.opened(), lambda: DeltaSink(table.path).check_new_start(context())):
         with pytest.raises(SinkColumnsMismatch, match=r"delta\.constraints\.positive"):
             act()
-    with pytest.raises(SinkColumnsMismatch, match=r"partition columns \['n'\]"):
-        DeltaSink(table.path, partition_by="n").check_new_start(context())
 
 
 def test_settings_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

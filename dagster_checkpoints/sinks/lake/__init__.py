@@ -2,7 +2,7 @@
 
 Read :mod:`sink` first (the settings), then :mod:`target` (a commit, and staged files), :mod:`ledger` (what the table's metadata
 records about the sink), :mod:`transactions` (the files of a transaction), :mod:`placement` (what a commit adds and removes;
-by key: :mod:`replaced_rows`) and :mod:`stage_rows` (rows that leave the table and come back). :mod:`table_log` is what a table format
+:mod:`replaced_rows`: by key) and :mod:`stage_rows` (rows that leave the table and come back). :mod:`table_log` is what a format
 provides; :mod:`fitting` makes a stage's files the table's. Below them are :mod:`columns`, :mod:`keys` and :mod:`names`.
 
 Must not know a table format.

@@ -117,13 +117,13 @@ class FileFitting:
             SinkColumnsMismatch: the table has other partition columns, or asks something of its writers that this sink does not
                 do.
         """
+        self.log.check_table(replaces=bool(self.replacement))
         found, wanted = list(self.log.shape().partition_by), self._partition_by
         if wanted is not None and list(wanted) != found:
             raise SinkColumnsMismatch(
                 f"{self._sink}: expected a table with the partition columns {list(wanted)}, found {found}. Change partition_by, "
                 "or leave it out to take the table's"
             )
-        self.log.check_table(replaces=bool(self.replacement))
 
     def prepare(self, file: Path, partition_by: Sequence[str], scratch: Path) -> Iterator[PreparedFile]:
         """The data files for the rows of a Parquet file: the file itself, or new ones.
