@@ -69,7 +69,7 @@ SINK_FAULTS = (
     Fault(
         "a change counts as made when its rows begin to move",
         SinkLife._change,
-        "begun = msgspec.structs.replace(ledger, owner=change.ledger.owner, unfinished=unfinished)",
+        "begun = msgspec.structs.replace(ledger, unfinished=unfinished)",
         "begun = msgspec.structs.replace(change.ledger, unfinished=None)",
     ),
     Fault(
