@@ -445,8 +445,8 @@ def test_a_ledger_is_read_as_it_was_written() -> None:
     assert isinstance(refused.value.__cause__, msgspec.DecodeError)
     assert str(refused.value) == (
         "expected the row of instance 1 to say what an instance of the sink has committed, found a record that cannot be "
-        "read: expected version 1, found 2, of a later release. Restore it from a backup; or delete it if no checkpoint or savepoint "
-        "of the job will be restored; or give the sink another place"
+        "read: expected version 1, found 2, of a later release. Restore it from a backup; or delete it if no checkpoint or "
+        "savepoint of the job will be restored; or give the sink another place"
     )
 
 
