@@ -10,7 +10,7 @@ import argparse
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 
@@ -20,6 +20,7 @@ from dagster_checkpoints.execution import state_changes
 from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, PipelineState
 from dagster_checkpoints.sinks.ledger import Ledger, Staged
+from dagster_checkpoints.systems.errors import SinkCannotTakeBack
 from simulation.injection import Fault, injected
 from simulation.sinks import SinkSystem, TaskFailure, TaskSink
 from simulation.storage import LONG_AGO
@@ -27,6 +28,7 @@ from simulation.violations import Violation, check
 
 _STEPS = 40
 _CALLS = 12
+_KEYS = 4
 """A stop comes before this number of calls of the target."""
 
 
@@ -68,8 +70,14 @@ class Run:
         self.last_id = 0
 
 
+class Refused(Exception):
+    """A checkpoint cannot be restored: in a table of newest rows by key, rows on its way may have been replaced."""
+
+
 class History:
-    """One table, and the jobs that have written to it.
+    """One table, and the jobs that have written to it. In some of them a row replaces the row with its key.
+
+    As in a source that is read again, the key of a row follows from its position in the job's input.
 
     Args:
         seed: decides everything.
@@ -79,12 +87,15 @@ class History:
         points: the completed checkpoints that can be restored, oldest first.
         highest_id: the largest id that the present run does not give to a checkpoint.
         older: runs whose owner was replaced, and that do not know it.
+        paused: likewise, in the middle of opening their sink.
         written_by: by row, the job that has written it.
+        positions: by row, the number of rows in front of it.
     """
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.system = SinkSystem(0, stepped=bool(seed % 2))
+        self.system = SinkSystem(0, stepped=bool(seed % 2), by_key=seed % 5 == 0)
+        self.positions: list[int] = []
         self.written_by: list[int] = []
         self.points: list[Point] = []
         self.state = PipelineState(pipeline="simulated", epoch=0, token="")
@@ -92,6 +103,7 @@ class History:
         self.job = 0
         self.epoch = 1
         self.older: list[Run] = []
+        self.paused: list[Generator[None]] = []
         self.counts = Counter[str]()
         self.run: Run = None  # type: ignore[assignment]
         self.run = self._begin(None, new_job=True)
@@ -106,9 +118,11 @@ class History:
         elif what == "complete" and run.taken:
             self._complete(run)
         elif what == "crash":
-            self.run = self._begin(self._newest())
+            self.run = self._restored(self._newest())
         elif what == "go back" and (points := self._restorable()):
-            self.run = self._begin(chance.choice(points))
+            self.run = self._restored(chance.choice(points))
+        elif what == "older acts" and self.paused and chance.random() < 0.5:
+            self._wakes_up(self.paused.pop())
         elif what == "older acts" and self.older:
             self._older_acts(chance.choice(self.older))
         elif what == "new job":
@@ -129,6 +143,9 @@ class History:
         """Write a row, which no run has written before."""
         row = len(self.written_by)
         self.written_by.append(run.job)
+        self.positions.append(len(run.rows))
+        if self.system.by_key:
+            self.system.keys[row] = len(run.rows) % _KEYS
         run.sink.rows.append(row)
         return row
 
@@ -149,14 +166,46 @@ class History:
 
     def _older_acts(self, run: Run) -> None:
         """A run whose owner was replaced takes a checkpoint, or commits one that had completed: it changes nothing."""
-        before = (dict(self.system.visible), dict(self.system.hidden), dict(self.system.ledgers))
-        with suppress(TaskFailure):
+        with self._changing_nothing():
             if self.chance.random() < 0.5:
                 self._row(run)
                 run.sink.pre_commit(max(run.last_id, self.highest_id) + 1)
             run.sink.commit_up_to(None)
+
+    def _pause(self, sink: TaskSink) -> None:
+        """A run is suspended while it opens its sink, in front of one of its calls, and its owner is replaced."""
+        steps = sink.open()
+        with suppress(TaskFailure):  # the checkpoint is refused
+            for _ in range(self.chance.randrange(_CALLS)):
+                next(steps, None)
+                self._check()
+            self.paused.append(steps)
+
+    def _wakes_up(self, steps: Generator[None]) -> None:
+        """A run that was suspended goes on, although its owner was replaced."""
+        self.counts["woken up"] += 1
+        with self._changing_nothing():
+            for _ in steps:
+                pass
+
+    @contextmanager
+    def _changing_nothing(self) -> Iterator[None]:
+        """A context in which an owner acts that was replaced."""
+        before = (dict(self.system.visible), dict(self.system.hidden), dict(self.system.ledgers))
+        with suppress(TaskFailure):
+            yield
         after = (self.system.visible, self.system.hidden, self.system.ledgers)
         check(before == after, "an older owner has changed {} to {}", before, after)
+
+    def _restored(self, point: Point | None) -> Run:
+        """Restore a checkpoint; the newest one if this one is refused."""
+        before = self.state
+        try:
+            return self._begin(point)
+        except Refused:
+            self.counts["refused"] += 1
+            self.state = before
+            return self._begin(self._newest())
 
     def _begin(self, point: Point | None, new_job: bool = False) -> Run:
         """Begin a job, or restore a checkpoint; by another owner or not; again, until it is not stopped in the middle."""
@@ -184,8 +233,13 @@ class History:
             after = point.checkpoint if point is not None and own and later else None
             sink = TaskSink(self.system, self.job, 0, 1, self.epoch, texts, after, replace=replace)
             run = Run(sink, self.job, point.rows if point is not None else ())
-            if self._opened(sink):
+            if chance.random() < 0.15:
+                self._pause(sink)
+                self.epoch += 1
+            elif self._opened(sink):
                 break
+        if self.paused and chance.random() < 0.5:
+            self._wakes_up(self.paused.pop())
         # The transactions of other checkpoints, which are not savepoints, are discarded; the rows of other jobs may be.
         self.points = [
             each for each in self.points if (each.is_savepoint and not replace) or each is point or (own and each.job == self.job)
@@ -204,6 +258,8 @@ class History:
             for _ in sink.open():
                 self._check()
         except TaskFailure as error:
+            if self.system.by_key and isinstance(error.__cause__, SinkCannotTakeBack):
+                raise Refused from error
             check(sink.stop_after is not None and sink.stop_after < 0, "a sink cannot be opened: {}", error)
             self.counts["stopped while opening"] += 1
             return False
@@ -234,7 +290,7 @@ class History:
             self.counts["stopped while committing"] += 1
             points: list[Point | None] = [*self._restorable()] or [None]
             newest = self.chance.random() < 0.6
-            self.run = self._begin(self._newest() if newest else self.chance.choice(points))
+            self.run = self._restored(self._newest() if newest else self.chance.choice(points))
 
     # Invariants
 
@@ -247,11 +303,19 @@ class History:
             for commit in rows:
                 job = ledger.job(commit.job)
                 check(job.is_committed(commit.checkpoint), "{} is not in the ledger {}", commit, ledger)
-                check(job.sees(commit.checkpoint) == wanted, "{} is visible: {}; the ledger is {}", commit, wanted, ledger)
+                seen = self.system.by_key or job.sees(commit.checkpoint)
+                check(seen == wanted, "{} is visible: {}; the ledger is {}", commit, wanted, ledger)
         check(not ledger.job(str(self.job)).again, "a job's own rows need no exception: {}", ledger)
 
     def _check_shows(self, run: Run, point: Point) -> None:
-        """Readers see exactly the rows of a checkpoint, among those of its job."""
+        """Readers see exactly the rows of a checkpoint, among those of its job; by key also rows that it will write again."""
+        if self.system.by_key:
+            for key, row in {self.system.keys[row]: row for row in point.rows}.items():
+                newest = self.system.table.get(key)
+                again = newest is not None and self.positions[newest] >= len(point.rows)
+                right = newest == row or again or self.written_by[row] != run.job
+                check(right, "checkpoint {} has {} for key {}, readers see {}", point.checkpoint, row, key, newest)
+            return
         found = sorted(row for commit, rows in self.system.visible.items() if commit.job == str(run.job) for row in rows)
         mine = sorted(row for row in point.rows if self.written_by[row] == run.job)
         check(found == mine, "checkpoint {} has the rows {}, readers see {}", point.checkpoint, mine, found)

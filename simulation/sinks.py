@@ -19,9 +19,9 @@ from simulation.violations import check
 
 Rows = tuple[int, ...]
 _BEHIND_ALL = 1 << 40
-_AT_ONCE = frozenset({"check_moves", "discard", "hide", "publish", "show"})
-"""Calls right behind the check that they rely on: a process that is paused in between for longer than its lease can do harm in a
-file system, which renames under no fence."""
+_AT_ONCE = frozenset({"check_moves", "discard", "hide", "publish", "remove_other_jobs", "show"})
+"""Calls that may stand right behind the check that they rely on, one behind each check: a process that is paused in between for
+longer than its lease can do harm in a file system, which renames under no fence."""
 
 
 class TaskFailure(Exception):
@@ -34,6 +34,7 @@ class SinkSystem:
     Args:
         stage: the stage's number.
         stepped: whether it is a folder.
+        by_key: whether a row replaces the row with its key.
 
     Attributes:
         staged: by transaction, the instance that has staged it, and its rows.
@@ -41,11 +42,16 @@ class SinkSystem:
         hidden: likewise, rows that were taken back.
         ledgers: by instance.
         attempts: number of instances that were ever opened.
+        keys: the key of each row, if rows replace others.
+        table: by key, the row that was published last.
     """
 
-    def __init__(self, stage: int, stepped: bool) -> None:
+    def __init__(self, stage: int, stepped: bool, by_key: bool = False) -> None:
         self.stage = stage
         self.stepped = stepped
+        self.by_key = by_key
+        self.keys: dict[int, int] = {}
+        self.table: dict[int, int] = {}
         self.staged: dict[str, tuple[int, Rows]] = {}
         self.visible: dict[Commit, Rows] = {}
         self.hidden: dict[Commit, Rows] = {}
@@ -105,7 +111,8 @@ class Target:
     def remove_other_jobs(self, job: str) -> None:
         for rows in (self.system.visible, self.system.hidden):
             for commit in [commit for commit in rows if commit.job != job]:
-                del rows[commit]
+                gone = {*rows.pop(commit)}
+                self.system.table = {key: row for key, row in self.system.table.items() if row not in gone}
 
     # A table
 
@@ -150,6 +157,7 @@ class Target:
         check(found == staged.rows, "stage {}: {} has {} rows, {} were found", system.stage, staged, staged.rows, found)
         first, rest = self._halves(rows)
         system.visible[commit] = (*seen, *first)
+        system.table |= {system.keys[row]: row for row in first if row in system.keys}
         if rest:
             system.staged[staged.name] = (index, rest)
             raise TaskFailure("half of the rows are published")
@@ -220,7 +228,8 @@ class TaskSink:
         """Commit the checkpoint's transactions, abort all others. Stops between a check and the step that relies on it."""
         for index in self._own_instances():
             scope = msgspec.structs.replace(self._scope, index=index)
-            life, target = SinkLife(scope, f"stage {self.system.stage}", stepped=self.system.stepped), Target(self.system, index)
+            system, target = self.system, Target(self.system, index)
+            life = SinkLife(scope, f"stage {system.stage}", stepped=system.stepped, by_key=system.by_key)
             self._lives[index] = life, target
             yield from self._performed(life.open(), target)
             if self._transactions is None:
@@ -290,6 +299,7 @@ class TaskSink:
         """Perform steps; stops in front of each, except where it relies on the one before."""
         answer: Any = None
         error: LedgerChanged | None = None
+        checked = False
         while True:
             try:
                 op: Op = steps.send(answer) if error is None else steps.throw(error)
@@ -297,8 +307,9 @@ class TaskSink:
                 return ended.value
             except SinkError as failed:
                 raise TaskFailure(str(failed)) from failed
-            if op.name not in _AT_ONCE:
+            if not (checked and op.name in _AT_ONCE):
                 yield
+            checked = op.name not in _AT_ONCE
             if self.stop_after is not None:
                 self.stop_after -= 1
                 target.torn = self.stop_after < 0

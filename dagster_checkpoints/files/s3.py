@@ -7,11 +7,12 @@ Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes
 
 from __future__ import annotations
 
+import base64
 import copy
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from dagster_checkpoints.errors import (
     StorageUnavailable,
     WriteConflict,
 )
-from dagster_checkpoints.files.s3_checksums import sha256_in_answer
 from dagster_checkpoints.files.s3_errors import AttemptWatch, error_code, may_have_landed, may_not_copy, translate
 from dagster_checkpoints.files.store import (
     ObjectInfo,
@@ -274,7 +274,7 @@ class S3Store:
                 response = self._client.head_object(Bucket=self.bucket, Key=self._key(key), ChecksumMode="ENABLED")
         except NotFound:
             return None
-        return ObjectInfo(key, response["ContentLength"], response["LastModified"], sha256_in_answer(response))
+        return ObjectInfo(key, response["ContentLength"], response["LastModified"], _sha256_in_answer(response))
 
     def folders(self, prefix: str = "") -> Iterator[str]:
         full = self._full(prefix)
@@ -327,3 +327,17 @@ class S3Store:
             endpoint=self._client.meta.endpoint_url,
             unknown=unknown,
         )
+
+
+def _sha256_in_answer(answer: Mapping[str, Any]) -> str | None:
+    """The sha256 of an object's bytes, hexadecimal, in the answer to a HeadObject with ``ChecksumMode``; None if it has none.
+
+    S3 stores it beside an object if the writer asked for it. An object that was written in parts has a checksum of the parts'
+    checksums instead, which ends with their number.
+
+    Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.html
+    """
+    checksum = str(answer.get("ChecksumSHA256") or "")
+    if not checksum or "-" in checksum or answer.get("ChecksumType") == "COMPOSITE":
+        return None
+    return base64.b64decode(checksum).hex()

@@ -9,8 +9,7 @@ tables have in common. A sink is imported when it is first used, with the librar
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, TwoPhaseCommitSink
-from dagster_checkpoints.sinks.merged_commits import merged
+from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, TwoPhaseCommitSink, merged
 from dagster_checkpoints.systems.errors import (
     InvalidSinkDatabase,
     InvalidSinkPath,

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
@@ -85,6 +85,30 @@ class SinkCommit:
     bytes: int | None = None
     files: int | None = None
     version: str | None = None
+
+
+def merged(commits: Iterable[SinkCommit]) -> SinkCommit:
+    """One commit that has made visible what all of them have: of several transactions, instances or checkpoints.
+
+    Args:
+        commits: the commits, oldest first; at least one.
+
+    Returns:
+        Rows, bytes and files are summed; each is None if one of the commits does not know it. The version is the last known one.
+    """
+    total, *more = commits
+    for commit in more:
+        total = SinkCommit(
+            rows=_sum(total.rows, commit.rows),
+            bytes=_sum(total.bytes, commit.bytes),
+            files=_sum(total.files, commit.files),
+            version=commit.version if commit.version is not None else total.version,
+        )
+    return total
+
+
+def _sum(first: int | None, second: int | None) -> int | None:
+    return None if first is None or second is None else first + second
 
 
 class TwoPhaseCommitSink(ABC):

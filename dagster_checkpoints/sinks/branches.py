@@ -10,9 +10,7 @@ Values only; must not know files or rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Sequence
 
 import msgspec
 
@@ -60,41 +58,6 @@ class Branches(msgspec.Struct, frozen=True):
                 break
             restored = branch.restored
         return checkpoint_id <= restored
-
-
-T = TypeVar("T")
-"""Type of the value that stands for the rows of one checkpoint, for example a directory's name."""
-
-
-@dataclass(frozen=True)
-class Settlement(Generic[T]):
-    """The rows that change their visibility when the job is restored from a checkpoint.
-
-    Attributes:
-        hide: rows that are visible now and not on the way to the restored checkpoint.
-        show: rows that are hidden now and on the way to the restored checkpoint.
-    """
-
-    hide: frozenset[T]
-    show: frozenset[T]
-
-
-def settlement(
-    branches: Branches, restored: int, visible: Collection[T], hidden: Collection[T], id_of: Callable[[T], int]
-) -> Settlement[T]:
-    """The rows of an instance to hide and to show again, so that readers see exactly the rows on the way to ``restored``.
-
-    Args:
-        branches: the job's branches.
-        restored: id of the checkpoint or savepoint that the job is restored from.
-        visible: rows that readers see now.
-        hidden: rows that an earlier restore has hidden.
-        id_of: returns the id of the checkpoint that committed the rows.
-    """
-    return Settlement(
-        frozenset(rows for rows in visible if not branches.is_ancestor(id_of(rows), restored)),
-        frozenset(rows for rows in hidden if branches.is_ancestor(id_of(rows), restored)),
-    )
 
 
 def overwritten(branches: Branches, restored: int, commits: Sequence[int]) -> frozenset[int]:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from dagster_checkpoints.sinks.branches import check_not_overwritten, settlement
+from dagster_checkpoints.sinks.branches import check_not_overwritten
 from dagster_checkpoints.sinks.ledger import (
     Change,
     Commit,
@@ -108,7 +108,7 @@ class SinkLife:
         by_key: whether rows replace earlier ones: then a restore takes nothing back, since the job writes the rows again.
     """
 
-    def __init__(self, scope: SinkScope, sink: str, *, stepped: bool, by_key: bool = False) -> None:
+    def __init__(self, scope: SinkScope, sink: str, *, stepped: bool, by_key: bool) -> None:
         self._scope = scope
         self._sink = sink
         self._stepped = stepped
@@ -169,13 +169,12 @@ class SinkLife:
                 order = job.in_order(commit.checkpoint for commit in committed)
                 check_not_overwritten(job.branches, restored, order, self._sink)
                 return None
-            visible = [commit for commit in committed if job.sees(commit.checkpoint)]
-            hidden = [commit for commit in committed if not job.sees(commit.checkpoint)]
-            moves = settlement(job.branches, restored, visible, hidden, lambda commit: commit.checkpoint)
-            if not moves.hide and not moves.show and job.sees(restored):
+            on_the_way = {commit for commit in committed if job.branches.is_ancestor(commit.checkpoint, restored)}
+            seen = {commit for commit in committed if job.sees(commit.checkpoint)}
+            moves = Moves(hide=tuple(sorted(seen - on_the_way)), show=tuple(sorted(on_the_way - seen)))
+            if not moves and job.sees(restored):
                 return None
-            moved = Moves(hide=tuple(sorted(moves.hide)), show=tuple(sorted(moves.show)))
-            return self._changed(ledger, self._scope.job, job.showing(restored), moved)
+            return self._changed(ledger, self._scope.job, job.showing(restored), moves)
 
         yield from self._change(plan)
 
@@ -282,7 +281,7 @@ class SinkLife:
                     return None
                 yield Op("check_moves", (change.moves,))
                 unfinished = Unfinished(change.job, change.moves, change.ledger.job(change.job))
-                begun = msgspec.structs.replace(ledger, owner=change.ledger.owner, unfinished=unfinished)
+                begun = msgspec.structs.replace(ledger, unfinished=unfinished)
                 yield Op("put_ledger", (begun,))
                 yield from self._finish(begun, unfinished)
                 return None
@@ -296,8 +295,9 @@ class SinkLife:
     def _finish(self, ledger: Ledger, unfinished: Unfinished) -> Steps[None]:
         """Complete a change that was recorded: each move changes nothing where it was made before."""
         self.check_owner(ledger)
-        if ledger.owner != self._owner(ledger):  # a change of an earlier owner
-            ledger = msgspec.structs.replace(ledger, owner=self._owner(ledger))
+        owner = self._owner(ledger)
+        if ledger.owner != owner:  # a change of an earlier owner
+            ledger = msgspec.structs.replace(ledger, owner=owner)
             yield Op("put_ledger", (ledger,))
         moves = unfinished.moves
         for number, (name, each) in enumerate(
@@ -345,7 +345,7 @@ class SinkLife:
 
     def _check_same(self, job: JobLedger, staged: Staged) -> None:
         checkpoint, name = job.latest
-        if checkpoint == staged.commit.checkpoint and name not in ("", staged.name):
+        if checkpoint == staged.commit.checkpoint and name != staged.name:
             raise SinkTransactionConflict(
                 f"{self._sink}: expected no other transaction for checkpoint {checkpoint} of job {staged.commit.job}, instance "
                 f"{staged.commit.index}, found that {name!r} was committed for it, not {staged.name!r}. Nothing was changed. Was "

@@ -6,6 +6,7 @@ Must not import Spark, nor know a kind of target.
 from __future__ import annotations
 
 import os
+import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -17,10 +18,12 @@ from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, 
 from dagster_checkpoints.sinks.engine import SinkLife, SinkScope, drive
 from dagster_checkpoints.sinks.ledger import Commit, SinkOwner, Staged, decode_texts, encode_text
 from dagster_checkpoints.sinks.target import Batch, SinkTarget, SteppedTarget
-from dagster_checkpoints.systems.errors import SinkHoldsEarlierRows, SinkNotOpen, SinkPathInUse, few
+from dagster_checkpoints.systems.errors import InvalidSinkPath, SinkHoldsEarlierRows, SinkNotOpen, SinkPathInUse, few
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
 class _Opened:
@@ -69,6 +72,11 @@ class TargetSink(TwoPhaseCommitSink):
     def replaces_by_key(self) -> bool:
         """Whether a row replaces an earlier one with its key."""
         return False
+
+    @property
+    def supported_output_modes(self) -> frozenset[str]:  # type: ignore[override]
+        """With a key also ``update`` and ``complete``, whose rows replace earlier ones."""
+        return frozenset({"append", "update", "complete"} if self.replaces_by_key else {"append"})
 
     @property
     def appends(self) -> bool:
@@ -216,6 +224,12 @@ class TargetSink(TwoPhaseCommitSink):
         one, self._instance = self._instance, None
         if one is not None:
             one.target.close()
+
+    def _check_names(self, context: SinkContext) -> None:
+        """Refuse names that cannot be a part of a file's name, for a target whose files have them."""
+        for what, name in (("pipeline", context.pipeline), ("stage", context.stage), ("attempt", context.attempt)):
+            if name and not _NAME.fullmatch(name):
+                raise InvalidSinkPath(f"{self}: expected a name of the {what} that can be part of a file's name, found {name!r}")
 
     def _opened(self) -> _Opened:
         if self._instance is None:

@@ -1,4 +1,7 @@
-"""Temporary directories of sinks, on the driver's machine. Those of a process that was killed are deleted by the next one."""
+"""Temporary directories of sinks, on the driver's machine. Those of a process that was killed are deleted by the next one.
+
+And copies of batches' files that a sink keeps in one until it has committed them, for savepoints; links where possible.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import fcntl
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+from dagster_checkpoints.files.durable import link_or_copy
 
 _PREFIX = "dagster-checkpoints-transactions-"
 _LOCK = "lock"
@@ -43,6 +48,39 @@ def temporary_folder() -> Iterator[Path]:
         yield folder.path
     finally:
         folder.close()
+
+
+class TransactionCopies:
+    """The copies of one sink's instance, in a temporary directory that exists until :meth:`close`."""
+
+    def __init__(self) -> None:
+        self._folder = TemporaryFolder()
+
+    def keep(self, token: str, batch_id: int, files: Iterable[Path]) -> None:
+        """Keep the files of a batch; they replace those kept for this batch before.
+
+        Args:
+            token: the transaction's name, which can name a directory.
+            batch_id: id of the micro-batch.
+            files: the batch's files, in order.
+        """
+        folder = self._folder.path / token
+        folder.mkdir(exist_ok=True)
+        for stale in folder.glob(f"batch-{batch_id:09d}-*"):
+            stale.unlink()
+        for number, file in enumerate(files):
+            link_or_copy(file, folder / f"batch-{batch_id:09d}-{number:05d}.parquet")
+
+    def files(self, token: str) -> dict[str, Path]:
+        """The files of a transaction by name, in the order of the batches; none if none are kept."""
+        folder = self._folder.path / token
+        return {file.name: file for file in sorted(folder.iterdir())} if folder.exists() else {}
+
+    def drop(self, token: str) -> None:
+        shutil.rmtree(self._folder.path / token, ignore_errors=True)
+
+    def close(self) -> None:
+        self._folder.close()
 
 
 def _delete_abandoned(temporary: Path) -> None:

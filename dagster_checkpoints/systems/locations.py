@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from dagster_checkpoints.files.urls import file_url_rule, local_path, url_scheme
 from dagster_checkpoints.systems.errors import InvalidSinkPath
+
+_UNUSABLE = re.compile(r"[\[\]^|\\\x00-\x1f\x7f]|%[0-9A-Fa-f]{2}")
+"""With these the library deltalake ends with a panic, or reads another place than it writes to."""
 
 
 def target_url(target: str | os.PathLike[str], schemes: Sequence[str], noun: str, credentials: str) -> str:
@@ -64,3 +68,24 @@ def location_of(url: str) -> str:
     """The place as text that is the same for all its spellings."""
     path = local_path(url)
     return url if path is None else os.path.realpath(Path(path))
+
+
+def delta_url(table: str | os.PathLike[str], schemes: Sequence[str]) -> str:
+    """A Delta table's location: an absolute path, or an object store's URL.
+
+    Args:
+        table: the path or the URL as the user wrote it.
+        schemes: the kinds of URL that are allowed.
+
+    Raises:
+        InvalidSinkPath: it is no location, or one that the library ``deltalake`` cannot use.
+    """
+    url = target_url(table, schemes, "a Delta table", "storage_options")
+    for place in (url, location_of(url)):  # the library follows symbolic links
+        found = _UNUSABLE.search(place)
+        if found is not None:
+            raise InvalidSinkPath(
+                "expected a location that the library deltalake can use, without [ ] ^ | \\, control characters, and % in front "
+                f"of two hexadecimal digits, found {found[0]!r} in {place!r}: move or rename the directory"
+            )
+    return url

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from dagster_checkpoints.files.durable import make_directory, place_all, sync
+
+_CHUNK = 8 * 1024 * 1024
+_PARALLEL_REQUESTS = 8
 
 
 class TableFiles(ABC):
@@ -48,8 +53,43 @@ class TableFiles(ABC):
         """Delete files; one that does not exist is no error."""
 
     @abstractmethod
+    def readable(self, name: str) -> Any:
+        """A file for ``pyarrow.parquet``: its path, or an opened file that fetches only the parts that are read."""
+
+    @abstractmethod
     def on_this_machine(self, name: str, scratch: Path) -> Path:
         """A file of this machine with the bytes of a file: itself, or a copy in the directory ``scratch``."""
+
+
+class NoTableFiles(TableFiles):
+    """The files of a table that does not exist: there are none, and none can be created."""
+
+    def place_all(self, sources: Mapping[str, Path]) -> None:
+        raise self._missing()
+
+    def put(self, name: str, data: bytes) -> None:
+        raise self._missing()
+
+    def read(self, name: str) -> bytes | None:
+        return None
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        return {}
+
+    def exists(self, name: str) -> bool:
+        return False
+
+    def delete(self, names: Iterable[str]) -> None:
+        return
+
+    def readable(self, name: str) -> Any:
+        raise self._missing()
+
+    def on_this_machine(self, name: str, scratch: Path) -> Path:
+        raise self._missing()
+
+    def _missing(self) -> FileNotFoundError:
+        return FileNotFoundError("the table does not exist")
 
 
 class LocalTableFiles(TableFiles):
@@ -104,3 +144,135 @@ class LocalTableFiles(TableFiles):
 
     def on_this_machine(self, name: str, scratch: Path) -> Path:
         return self._root / name
+
+    def readable(self, name: str) -> Any:
+        return self._root / name
+
+
+class StoredTableFiles(TableFiles):
+    """Files of a table in an object store.
+
+    Args:
+        root: the table's location in the store; empty if the store begins there.
+    """
+
+    def __init__(self, root: str = "") -> None:
+        self._prefix = f"{root.rstrip('/')}/" if root else ""
+
+    @property
+    @abstractmethod
+    def _store(self) -> Any:
+        """The store: a ``pyarrow.fs.FileSystem``, or what a library has for one."""
+
+    @abstractmethod
+    def _below(self, folder: str) -> Sequence[Any]:
+        """The ``pyarrow.fs.FileInfo`` of all that is in a folder and the folders in it; the folder need not exist."""
+
+    def place_all(self, sources: Mapping[str, Path]) -> None:
+        _ = self._store  # opened once, not by several threads
+        with ThreadPoolExecutor(_PARALLEL_REQUESTS, thread_name_prefix="table-upload") as threads:
+            list(threads.map(self._upload, sources, sources.values()))
+
+    def _upload(self, name: str, source: Path) -> None:
+        with source.open("rb") as file:
+            self._write(name, iter(lambda: file.read(_CHUNK), b""))
+
+    def put(self, name: str, data: bytes) -> None:
+        self._write(name, [data])
+
+    def _write(self, name: str, chunks: Iterable[bytes]) -> None:
+        # The stream is not closed after an error: closing completes the upload, and the file would not be whole.
+        stream = self._store.open_output_stream(self._prefix + name)
+        for chunk in chunks:
+            stream.write(chunk)
+        stream.close()
+
+    def read(self, name: str) -> bytes | None:
+        return bytes(self._store.open_input_file(self._prefix + name).read()) if self.exists(name) else None
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        from pyarrow.fs import FileType
+
+        found = self._below(self._prefix + folder)
+        return {info.path.removeprefix(self._prefix): info.size for info in found if info.type == FileType.File}
+
+    def exists(self, name: str) -> bool:
+        from pyarrow.fs import FileType
+
+        return bool(self._store.get_file_info([self._prefix + name])[0].type == FileType.File)
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            if self.exists(name):
+                self._store.delete_file(self._prefix + name)
+
+    def readable(self, name: str) -> Any:
+        return self._store.open_input_file(self._prefix + name)
+
+    def on_this_machine(self, name: str, scratch: Path) -> Path:
+        copy = scratch / uuid4().hex
+        stream = self._store.open_input_file(self._prefix + name)
+        with copy.open("wb") as file:
+            while chunk := stream.read(_CHUNK):
+                file.write(chunk)
+        return copy
+
+
+class DeltaTableFiles(StoredTableFiles):
+    """Files of a Delta table in an object store, through the client of the ``deltalake`` library.
+
+    Not through ``pyarrow``'s file system: it hands the library's stream buffers, which that does not take.
+
+    Args:
+        url: the table's URL.
+        storage_options: options of the ``deltalake`` library for the store.
+    """
+
+    def __init__(self, url: str, storage_options: Mapping[str, str]) -> None:
+        super().__init__()
+        self._url = url
+        self._options = dict(storage_options)
+        self._opened: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    @property
+    def _store(self) -> Any:
+        if self._opened is None:
+            from deltalake._internal import DeltaFileSystemHandler
+
+            self._opened = DeltaFileSystemHandler(self._url, self._options)
+        return self._opened
+
+    def _below(self, folder: str) -> Sequence[Any]:
+        found: Sequence[Any] = self._store.get_file_info_selector(folder, allow_not_found=True, recursive=True)
+        return found
+
+    def readable(self, name: str) -> Any:
+        from pyarrow import PythonFile
+
+        return PythonFile(super().readable(name))
+
+
+class IcebergTableFiles(StoredTableFiles):
+    """Files of an Iceberg table in an object store, through the file system that ``pyiceberg`` opens.
+
+    Args:
+        system: the store, as a ``pyarrow.fs.FileSystem``.
+        root: the table's location in it.
+    """
+
+    def __init__(self, system: Any, root: str) -> None:
+        super().__init__(root)
+        self._system = system
+
+    @property
+    def _store(self) -> Any:
+        return self._system
+
+    def _below(self, folder: str) -> Sequence[Any]:
+        from pyarrow.fs import FileSelector
+
+        found: Sequence[Any] = self._system.get_file_info(FileSelector(folder, allow_not_found=True, recursive=True))
+        return found

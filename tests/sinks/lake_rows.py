@@ -44,17 +44,22 @@ class LakeRows(ABC, Generic[S]):
     def files(self) -> set[Path]:
         """The data files of the table's newest version."""
 
+    @property
     @abstractmethod
-    def version(self) -> object:
+    def directory(self) -> Path:
+        """The table's directory."""
+
+    @abstractmethod
+    def version(self) -> str:
         """The table's version, which each commit changes."""
 
     @abstractmethod
-    def data_files(self) -> list[Path]:
-        """The files that the sink has written."""
+    def create(self, schema: pa.Schema) -> None:
+        """Another program creates the table."""
 
     @abstractmethod
     def append(self, *rows: int, **columns: Any) -> None:
-        """Another program adds rows."""
+        """Another program adds rows, to a new table if there is none."""
 
     @abstractmethod
     def rewrite(self) -> None:
@@ -63,6 +68,34 @@ class LakeRows(ABC, Generic[S]):
     @abstractmethod
     def delete(self, where: str) -> None:
         """Another program deletes rows."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Another program drops the table; its data files stay."""
+
+    @abstractmethod
+    def add_column(self, name: str) -> None:
+        """Another program adds a column of whole numbers."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Another program removes what the table remembers of earlier versions."""
+
+    @abstractmethod
+    def clean(self) -> None:
+        """Another program deletes the files that no version refers to."""
+
+    @abstractmethod
+    def matching(self, predicate: str) -> int:
+        """The number of rows for which a predicate is true, by a reader that skips files by their statistics."""
+
+    @abstractmethod
+    def statistics(self, column: str) -> tuple[Any, Any, int]:
+        """The smallest and the largest value of a column, and the number of its nulls, of the only file."""
+
+    def data_files(self) -> list[Path]:
+        """The files that the sink has written."""
+        return sorted(self.directory.glob("dagster-checkpoints/**/*.parquet"))
 
     def rows(self) -> list[int]:
         """The column n as readers see it."""

@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from dagster_checkpoints.sinks import DeltaSink
 from dagster_checkpoints.testing import SinkConformance
-from tests.sinks.suites import ReplacesByKey, ReplacesPartitions
+from tests.sinks.suites import ReplacesByKey, ReplacesPartitions, TargetConformance
 
 OTHER = "of another program"
 
@@ -28,7 +28,7 @@ class DeltaRows(SinkConformance):
         return [row["n"] for row in DeltaTable(folder / "table").to_pyarrow_table().to_pylist()]
 
 
-class TestDeltaSink(DeltaRows):
+class TestDeltaSink(TargetConformance, DeltaRows):
     test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     crash_points = 8
 

@@ -7,18 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from dagster_checkpoints.sinks import DeltaSink, SinkContext, SinkFenced, SinkUnavailable
-
-BATCH: Any = SimpleNamespace()
+from dagster_checkpoints.sinks import DeltaSink, SinkUnavailable
+from tests.sinks.sink_instance import check_commits_and_restores, opened, staged
 
 
 @pytest.fixture(scope="module")
@@ -46,58 +41,26 @@ def server() -> Iterator[dict[str, str]]:
         process.communicate()
 
 
-def _opened(url: str, options: dict[str, str] | None, epoch: int) -> DeltaSink:
-    sink = DeltaSink(url, storage_options=options)
-    sink.open(SinkContext("flights", "delays", "0", 0, 1, 1, f"a{epoch}", history="h1", epoch=epoch))
-    return sink
-
-
-def _staged(sink: DeltaSink, folder: Path, checkpoint_id: int) -> str:
-    file = folder / f"{uuid4()}.parquet"
-    pq.write_table(pa.table({"n": pa.array([checkpoint_id], pa.int64())}), file)
-    sink.write(BATCH, [str(file)], checkpoint_id)
-    file.unlink()
-    transaction = sink.pre_commit(checkpoint_id)
-    assert transaction is not None
-    return transaction
-
-
 def test_rows_are_committed_taken_back_and_restored(server: dict[str, str], tmp_path: Path) -> None:
     url = "s3://lake/delays"
 
     def rows() -> list[int]:
         return sorted(DeltaTable(url, storage_options=server).to_pyarrow_table()["n"].to_pylist())
 
-    sink = _opened(url, server, 1)
-    sink.start_new()
-    for checkpoint_id in (1, 2):
-        sink.commit(_staged(sink, tmp_path, checkpoint_id))
-    write_deltalake(url, pa.table({"n": [100]}), mode="append", storage_options=server)
-    waiting = _staged(sink, tmp_path, 3)
-    savepoint = {name: file.read_bytes() for name, file in sink.transaction_files(waiting).items()}
-    assert rows() == [1, 2, 100]
-    back = _opened(url, server, 2)
-    back.recover([], restored=1)
-    assert rows() == [1, 100]
-    with pytest.raises(SinkFenced, match=r"epoch 1.*epoch 2"):
-        sink.commit(waiting)
-    forth = _opened(url, server, 3)
-    for name, data in savepoint.items():
-        (tmp_path / name).write_bytes(data)
-    forth.restore_transaction(waiting, {name: tmp_path / name for name in savepoint})
-    forth.recover([waiting], restored=3)
-    assert rows() == [1, 2, 3, 100]
-    assert forth.commit(waiting).version is None
-    sink.close()
+    check_commits_and_restores(
+        lambda: DeltaSink(url, storage_options=server),
+        rows,
+        lambda table: write_deltalake(url, table, mode="append", storage_options=server),
+        tmp_path,
+    )
 
 
 def test_rows_are_replaced_by_key(server: dict[str, str], tmp_path: Path) -> None:
     url = "s3://lake/by-key"
     write_deltalake(url, pa.table({"n": list(range(100))}), storage_options=server)
-    sink = DeltaSink(url, storage_options=server, key="n")
-    sink.open(SinkContext("flights", "delays", "0", 0, 1, 1, "a1", history="h1", epoch=1))
+    sink = opened(DeltaSink(url, storage_options=server, key="n"), 1)
     for checkpoint_id in (7, 8, 7, 200):
-        sink.commit(_staged(sink, tmp_path, checkpoint_id))
+        sink.commit(staged(sink, tmp_path, checkpoint_id))
     table = DeltaTable(url, storage_options=server)
     assert sorted(table.to_pyarrow_table()["n"].to_pylist()) == [*range(100), 200]
     assert len(table.file_uris()) == 4
@@ -108,14 +71,14 @@ def test_what_the_sink_is_not_told_comes_from_the_environment(
 ) -> None:
     for name, value in server.items():
         monkeypatch.setitem(os.environ, name, value)
-    sink = _opened("s3a://lake/other", None, 1)
-    sink.commit(_staged(sink, tmp_path, 1))
+    sink = opened(DeltaSink("s3a://lake/other"), 1)
+    sink.commit(staged(sink, tmp_path, 1))
     assert DeltaTable("s3://lake/other").to_pyarrow_table()["n"].to_pylist() == [1]
 
 
 def test_a_server_that_does_not_answer_is_named_without_credentials(server: dict[str, str]) -> None:
     away = {**server, "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_SECRET_ACCESS_KEY": "hidden", "max_retries": "0"}
     with pytest.raises(SinkUnavailable, match=r"s3://lake/delays.*another attempt") as failed:
-        _opened("s3://lake/delays", away, 1)
+        opened(DeltaSink("s3://lake/delays", storage_options=away), 1)
     assert [part for part in ("hidden", "\x1b", "\n") if part in str(failed.value)] == []
     assert not failed.value.repeats

@@ -11,9 +11,10 @@ import pyarrow.json as pa_json
 
 from dagster_checkpoints.sinks import FileSink
 from dagster_checkpoints.testing import SinkConformance
+from tests.sinks.suites import TargetConformance
 
 
-class TestParquetFiles(SinkConformance):
+class TestParquetFiles(TargetConformance):
     """With a list of files for each commit, since Spark's files are taken as they are: several for each checkpoint."""
 
     crash_points = 8
@@ -40,7 +41,7 @@ class TestOrcFiles(SinkConformance):
         return _rows(folder, "orc")
 
 
-class TestCsvFilesThatReplace(SinkConformance):
+class TestCsvFilesThatReplace(TargetConformance):
     test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     new_start = "replace"
     crash_points = 4

@@ -13,9 +13,9 @@ import pytest
 from pyarrow import fs
 
 from dagster_checkpoints.sinks import FileSink, InvalidSinkPath, SinkFenced, SinkUnavailable
-from dagster_checkpoints.testing import SinkConformance
 from resources.embedded_s3 import EmbeddedS3
 from tests.sinks.staged_files import opened, staged
+from tests.sinks.suites import TargetConformance
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,7 +41,7 @@ def _read(url: str, format: str = "parquet") -> list[int]:
     return table["n"].to_pylist() if "n" in table.column_names else []
 
 
-class TestJsonFilesInS3(SinkConformance):
+class TestJsonFilesInS3(TargetConformance):
     """The rows of a checkpoint are one file: its copy appears as a whole."""
 
     crash_points = 1

@@ -36,7 +36,7 @@ from dagster_checkpoints.sinks import (
     UnreadableSinkTransaction,
 )
 from dagster_checkpoints.sinks.files import part_files, target_files
-from dagster_checkpoints.sinks.files.text_lines import csv_header, csv_lines, json_lines
+from dagster_checkpoints.sinks.text import csv_header, csv_lines, json_lines
 from tests.sinks.staged_files import BATCH, Folder, context, numbers
 
 AT = datetime(2024, 2, 29, 23, 59, 59, 1, tzinfo=UTC)

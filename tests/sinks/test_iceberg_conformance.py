@@ -11,7 +11,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from dagster_checkpoints.sinks import IcebergSink
 from dagster_checkpoints.testing import SinkConformance
-from tests.sinks.suites import ReplacesByKey, ReplacesPartitions
+from tests.sinks.suites import ReplacesByKey, ReplacesPartitions, TargetConformance
 
 
 class IcebergRows(SinkConformance):
@@ -32,7 +32,7 @@ class IcebergRows(SinkConformance):
             catalog.close()
 
 
-class TestIcebergSink(IcebergRows):
+class TestIcebergSink(TargetConformance, IcebergRows):
     test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     crash_points = 3
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import load_catalog
 
 from dagster_checkpoints.sinks import IcebergSink, SinkFenced, SinkUnavailable
 from tests.sinks.iceberg_lake import NAME
 from tests.sinks.rest_catalog import Answer, RestCatalogServer, running_rest_catalog
-from tests.sinks.sink_instance import BATCH, context
+from tests.sinks.sink_instance import opened, staged
 
 
 @pytest.fixture
@@ -23,19 +21,7 @@ def rest(tmp_path: Path) -> Iterator[tuple[RestCatalogServer, dict[str, str]]]:
 
 
 def _opened(properties: dict[str, str], epoch: int, **settings: str) -> IcebergSink:
-    sink = IcebergSink(NAME, catalog=properties, **settings)  # type: ignore[arg-type]
-    sink.open(context(epoch=epoch, attempt=f"a{epoch}"))
-    return sink
-
-
-def _staged(sink: IcebergSink, folder: Path, checkpoint_id: int, *rows: int) -> str:
-    file = folder / "segment.parquet"
-    pq.write_table(pa.table({"n": pa.array(rows, pa.int64())}), file)
-    sink.write(BATCH, [str(file)], checkpoint_id)
-    file.unlink()
-    transaction = sink.pre_commit(checkpoint_id)
-    assert transaction is not None
-    return transaction
+    return opened(IcebergSink(NAME, catalog=properties, **settings), epoch)  # type: ignore[arg-type]
 
 
 def _rows(properties: dict[str, str]) -> list[int]:
@@ -46,7 +32,7 @@ def _rows(properties: dict[str, str]) -> list[int]:
 def test_rows_and_the_sinks_numbers_are_one_request(rest: tuple[RestCatalogServer, dict[str, str]], tmp_path: Path) -> None:
     server, properties = rest
     sink = _opened(properties, 1)
-    sink.commit(_staged(sink, tmp_path, 1, 1, 2))
+    sink.commit(staged(sink, tmp_path, 1, 1, 2))
     (*_, body) = server.commits
     assert {update["action"] for update in body["updates"]} == {"set-properties", "add-snapshot", "set-snapshot-ref"}
     assert {each["type"] for each in body["requirements"]} >= {"assert-ref-snapshot-id", "assert-table-uuid"}
@@ -56,7 +42,7 @@ def test_rows_and_the_sinks_numbers_are_one_request(rest: tuple[RestCatalogServe
     assert _rows(properties) == []
     by_key = _opened(properties, 3, key="n")
     for checkpoint_id, rows in ((2, (5, 6)), (3, (6, 7))):
-        by_key.commit(_staged(by_key, tmp_path, checkpoint_id, *rows))
+        by_key.commit(staged(by_key, tmp_path, checkpoint_id, *rows))
     assert _rows(properties) == [5, 6, 7]
 
 
@@ -66,7 +52,7 @@ def test_conflicts_and_lost_answers(
 ) -> None:
     server, properties = rest
     sink = _opened(properties, 1)
-    text = _staged(sink, tmp_path, 1, 1)
+    text = staged(sink, tmp_path, 1, 1)
 
     def fault(commit: Callable[[], Answer]) -> Answer:
         if landed:
@@ -84,7 +70,7 @@ def test_a_newer_owner_wins_and_wrong_credentials_are_named_but_not_shown(
 ) -> None:
     _, properties = rest
     late = _opened(properties, 1)
-    text = _staged(late, tmp_path, 1, 1)
+    text = staged(late, tmp_path, 1, 1)
     _opened(properties, 2).recover([])
     with pytest.raises(SinkFenced, match=r"epoch 1.*epoch 2"):
         late.commit(text.replace("1-since", "9-since"))

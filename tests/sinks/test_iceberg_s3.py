@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from dagster_checkpoints.sinks import IcebergSink, SinkContext, SinkFenced, SinkUnavailable
+from dagster_checkpoints.sinks import IcebergSink, SinkUnavailable
 from resources.embedded_s3 import EmbeddedS3
+from tests.sinks.sink_instance import check_commits_and_restores, opened, staged
 
-BATCH: Any = SimpleNamespace()
 WAREHOUSE = "s3://lake/warehouse"
 
 
@@ -38,20 +35,8 @@ def properties(server: EmbeddedS3, tmp_path: Path) -> dict[str, str]:
     }
 
 
-def _opened(properties: dict[str, str], epoch: int, table: str = "shops.sales") -> IcebergSink:
-    sink = IcebergSink(table, warehouse=WAREHOUSE, catalog=properties)
-    sink.open(SinkContext("flights", "delays", "0", 0, 1, 1, f"a{epoch}", history="h1", epoch=epoch))
-    return sink
-
-
-def _staged(sink: IcebergSink, folder: Path, checkpoint_id: int) -> str:
-    file = folder / f"{checkpoint_id}.parquet"
-    pq.write_table(pa.table({"n": pa.array([checkpoint_id], pa.int64())}), file)
-    sink.write(BATCH, [str(file)], checkpoint_id)
-    file.unlink()
-    transaction = sink.pre_commit(checkpoint_id)
-    assert transaction is not None
-    return transaction
+def _sink(properties: dict[str, str], table: str = "shops.sales") -> IcebergSink:
+    return IcebergSink(table, warehouse=WAREHOUSE, catalog=properties)
 
 
 def test_rows_are_committed_taken_back_and_restored(properties: dict[str, str], tmp_path: Path) -> None:
@@ -59,35 +44,19 @@ def test_rows_are_committed_taken_back_and_restored(properties: dict[str, str], 
         catalog = load_catalog("default", **properties)
         return sorted(catalog.load_table("shops.sales").scan().to_arrow()["n"].to_pylist())
 
-    sink = _opened(properties, 1)
+    sink = _sink(properties)
     assert sink.location == f"iceberg:default/sqlite{tmp_path}/catalog.db/{WAREHOUSE}/shops/sales"
     assert sink.uri is None
-    sink.start_new()
-    for checkpoint_id in (1, 2):
-        sink.commit(_staged(sink, tmp_path, checkpoint_id))
-    load_catalog("default", **properties).load_table("shops.sales").append(pa.table({"n": [100]}))
-    waiting = _staged(sink, tmp_path, 3)
-    savepoint = {name: file.read_bytes() for name, file in sink.transaction_files(waiting).items()}
-    assert rows() == [1, 2, 100]
-    back = _opened(properties, 2)
-    back.recover([], restored=1)
-    assert rows() == [1, 100]
-    with pytest.raises(SinkFenced, match=r"epoch 1.*epoch 2"):
-        sink.commit(waiting)
-    forth = _opened(properties, 3)
-    for name, data in savepoint.items():
-        (tmp_path / name).write_bytes(data)
-    forth.restore_transaction(waiting, {name: tmp_path / name for name in savepoint})
-    forth.recover([waiting], restored=3)
-    assert rows() == [1, 2, 3, 100]
-    assert forth.commit(waiting).version is None
-    for each in (sink, back, forth):
-        each.close()
+
+    def append(table: pa.Table) -> None:
+        load_catalog("default", **properties).load_table("shops.sales").append(table)
+
+    check_commits_and_restores(sink.new_instance, rows, append, tmp_path)
 
 
 def test_a_server_that_does_not_answer_is_named_without_credentials(properties: dict[str, str], tmp_path: Path) -> None:
     away = {**properties, "s3.endpoint": "http://127.0.0.1:9", "s3.secret-access-key": "hidden", "s3.connect-timeout": "1"}
     with pytest.raises(SinkUnavailable, match="another attempt may succeed") as failed:
-        _staged(_opened(away, 1, "shops.unreached"), tmp_path, 1)
+        staged(opened(_sink(away, "shops.unreached"), 1), tmp_path, 1)
     assert "hidden" not in str(failed.value)
     assert not failed.value.repeats

@@ -98,14 +98,6 @@ def test_a_row_replaces_the_row_with_its_key(job: Job) -> None:
     assert len(job.lake.files()) == 1  # what is replaced as a whole leaves no empty file
 
 
-def test_the_last_row_of_a_checkpoint_is_kept(job: Job) -> None:
-    sink = job.sink()
-    job.write(sink, rows((1, "first"), (2, "first")), rows((1, "second")))
-    job.write(sink, rows((3, "x"), (3, "y"), (2, "later")))
-    job.commit(sink)
-    assert job.rows() == [(1, "second"), (2, "later"), (3, "y")]
-
-
 def test_a_batch_that_is_written_again_keeps_its_place(job: Job) -> None:
     sink = job.sink()
     for batch_id, columns in ((1, rows((1, "one"))), (2, rows((1, "two"))), (1, rows((1, "one again")))):
@@ -282,20 +274,6 @@ def test_a_file_that_has_vanished_is_named(job: Job) -> None:
 
 
 # Restores and new starts
-
-
-def test_a_restore_of_an_older_checkpoint_keeps_newer_rows_until_they_are_written_again(job: Job) -> None:
-    sink = job.sink()
-    for value in "abc":
-        job.commit(sink, rows((1, value), (ord(value), value)))
-    back = job.sink(epoch=2)
-    back.recover([], restored=1)
-    assert (1, "c") in job.rows()
-    job.commit(back, rows((1, "B")))
-    assert job.rows() == [(1, "B"), (97, "a"), (98, "b"), (99, "c")]
-    with pytest.raises(SinkCannotTakeBack, match=r"checkpoint 3, .*rows of checkpoints 2, 3 may have been replaced"):
-        job.sink(epoch=3).recover([], restored=3)
-    job.sink(epoch=4).recover([], restored=4)
 
 
 def test_the_order_of_commits_is_known_across_branches(job: Job, tmp_path: Path) -> None:

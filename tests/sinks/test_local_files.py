@@ -18,15 +18,10 @@ from dagster_checkpoints.sinks import (
     ParquetSink,
     SinkCommit,
     SinkError,
-    SinkFenced,
     SinkHoldsEarlierRows,
-    SinkNotOpen,
     SinkPathInUse,
-    SinkTransactionConflict,
     SinkTransactionLost,
-    UnreadableSinkTransaction,
 )
-from dagster_checkpoints.sinks.engine import SinkLife
 from tests.sinks.staged_files import BATCH, Folder, context, numbers
 
 
@@ -74,16 +69,6 @@ def test_files_are_linked_and_copied_where_that_is_impossible(folder: Folder, mo
     assert folder.numbers() == [1, 2]
 
 
-def test_an_aborted_transaction_is_gone(folder: Folder) -> None:
-    sink = folder.opened()
-    transaction = folder.staged(sink, 1, numbers(1))
-    sink.abort(transaction)
-    sink.abort(transaction)
-    assert folder.hidden == []
-    with pytest.raises(SinkTransactionLost, match=r"checkpoint 1, instance 0"):
-        sink.commit(transaction)
-
-
 def test_a_transaction_whose_files_were_deleted_is_lost(folder: Folder) -> None:
     sink = folder.opened()
     folder.commit(sink, 1, numbers(0))
@@ -115,20 +100,6 @@ def test_a_partly_deleted_transaction_is_restored_completely(folder: Folder, tmp
     assert folder.hidden == []
 
 
-def test_closing_keeps_what_is_pre_committed(folder: Folder) -> None:
-    sink = folder.opened()
-    transaction = folder.staged(sink, 1, numbers(1))
-    sink.write(BATCH, [folder.file(numbers(2))], 1)
-    sink.close()
-    sink.close()
-    assert len(folder.hidden) == 1
-    for call in (lambda: sink.write(BATCH, [], 2), lambda: sink.commit(transaction)):
-        with pytest.raises(SinkNotOpen):
-            call()
-    folder.opened(as_=context(epoch=2), new=False).commit(transaction)
-    assert folder.numbers() == [1]
-
-
 def test_a_process_whose_open_transaction_a_later_one_has_deleted_pre_commits_nothing_of_it(folder: Folder) -> None:
     late = folder.opened(as_=context(epoch=0))  # without owners
     late.write(BATCH, [folder.file(numbers(1))], 1)
@@ -137,36 +108,6 @@ def test_a_process_whose_open_transaction_a_later_one_has_deleted_pre_commits_no
     with pytest.raises(SinkTransactionLost):
         late.commit(folder.staged(late, 2, numbers(2)))
     assert folder.numbers() == []
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "{}", '{"sink": "kafka"}', '{"sink":"files","transaction":"../x","files":1,"rows":1,"bytes":1}']
-)
-def test_a_text_that_is_not_a_transaction_is_refused(folder: Folder, text: str) -> None:
-    sink = folder.opened()
-    for action in (sink.commit, sink.abort):
-        with pytest.raises(UnreadableSinkTransaction, match="kind of sink"):
-            action(text)
-
-
-def test_instances_recover_apart(folder: Folder) -> None:
-    sinks = [folder.opened(as_=context(index=index, parallelism=3)) for index in range(3)]
-    transactions = [folder.staged(sink, 1, numbers(index)) for index, sink in enumerate(sinks)]
-    folder.opened(as_=context(index=0, parallelism=3, epoch=2), new=False).recover(transactions[:1])
-    assert folder.numbers() == [0] and len(folder.hidden) == 2
-    with pytest.raises(UnreadableSinkTransaction, match=r"instance 1 .*of instance 2"):
-        sinks[1].commit(transactions[2])
-    for sink, transaction in zip(sinks[1:], transactions[1:], strict=True):
-        sink.commit(transaction)
-    assert folder.numbers() == [0, 1, 2]
-
-
-def test_another_transaction_of_a_committed_checkpoint_is_refused(folder: Folder) -> None:
-    sink = folder.opened()
-    folder.commit(sink, 1, numbers(1))
-    with pytest.raises(SinkTransactionConflict, match="no other transaction for checkpoint 1"):
-        sink.commit(folder.staged(sink, 1, numbers(1, 2)))
-    assert folder.numbers() == [1]
 
 
 # Interrupted commits
@@ -212,21 +153,6 @@ def test_a_commit_that_was_interrupted_is_completed_or_hidden_whole(
     assert folder.numbers() == [1]
     folder.opened(as_=context(epoch=3), new=False).recover([], restored=2)
     assert folder.numbers() == [1, 2, 3]
-
-
-def test_a_new_job_completes_the_commit_of_the_one_before(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = folder.opened()
-    transaction = folder.staged(sink, 1, numbers(1), numbers(2))
-
-    def away(*_: Any) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", away)
-        with pytest.raises((SinkError, OSError)):
-            sink.commit(transaction)
-    folder.opened(as_=context(job=2, epoch=2), at_new_start="keep")
-    assert folder.numbers() == [1, 2]
 
 
 # New starts
@@ -306,18 +232,6 @@ def test_a_new_start_with_fewer_instances_replaces_the_rows_of_all(folder: Folde
         folder.sink().check_new_start(context(job=3))
 
 
-@pytest.mark.parametrize("at_new_start", ["keep", "replace"])
-def test_another_checkpoint_storage_counts_its_jobs_from_1(folder: Folder, at_new_start: Any) -> None:
-    """Its job 1 is not the job 1 of these rows: the sink neither treats them as its own, nor overwrites them."""
-    for epoch, history in enumerate(("aaaa1111", "bbbb2222"), 1):
-        sink = folder.opened(as_=context(history=history, epoch=epoch), at_new_start=at_new_start)
-        folder.commit(sink, 1, numbers(epoch))
-    seen = [1, 2] if at_new_start == "keep" else [2]
-    assert folder.numbers() == seen
-    folder.opened(as_=context(history="bbbb2222", epoch=3), at_new_start=at_new_start)  # the same job begins again
-    assert folder.numbers() == seen
-
-
 @pytest.mark.parametrize("other", [{"stage": "other"}, {"stage": "arrivals", "index": 1}])
 def test_the_place_of_another_stage_is_refused(folder: Folder, other: Any) -> None:
     folder.opened()
@@ -364,103 +278,3 @@ def test_rows_that_were_taken_back_and_deleted_are_lost(folder: Folder) -> None:
         folder.opened(as_=context(epoch=3), new=False).recover([], restored=2)
     folder.opened(as_=context(epoch=4), new=False).recover([], restored=1)
     assert folder.numbers() == [1]
-
-
-def test_a_savepoint_of_another_job_shows_its_transaction_again(folder: Folder) -> None:
-    sink = folder.opened()
-    folder.commit(sink, 1, numbers(1))
-    transaction = folder.staged(sink, 2, numbers(2))
-    sink.commit(transaction)
-    folder.opened(as_=context(epoch=2), new=False).recover([], restored=1)
-    assert folder.numbers() == [1]
-    for _ in range(2):
-        folder.opened(as_=context(job=2, epoch=3), new=False).recover([transaction])
-        assert folder.numbers() == [1, 2] and folder.hidden == []
-
-
-@pytest.mark.parametrize("at_new_start", ["keep", "replace"])
-def test_a_savepoint_restored_under_a_new_job_is_no_new_start(folder: Folder, tmp_path: Path, at_new_start: Any) -> None:
-    sink = folder.opened()
-    folder.commit(sink, 1, numbers(1))
-    transaction = folder.staged(sink, 2, numbers(2))
-    saved = {name: Path(shutil.copy(file, tmp_path / name)) for name, file in sink.transaction_files(transaction).items()}
-    folder.opened(as_=context(epoch=2), new=False).recover([], restored=1)  # aborts it
-    for epoch in (3, 4):  # again, after a crash before its first checkpoint
-        new = folder.opened(as_=context(job=2, epoch=epoch), new=False, at_new_start=at_new_start)
-        new.restore_transaction(transaction, saved)
-        new.recover([transaction])
-        assert folder.numbers() == [1, 2]
-    folder.commit(new, 3, numbers(3))
-    assert folder.numbers() == [1, 2, 3]
-    folder.opened(as_=context(job=3, epoch=5), at_new_start=at_new_start)
-    assert folder.numbers() == ([1, 2, 3] if at_new_start == "keep" else [])
-
-
-# Owners
-
-LATE: list[Callable[[FileSink], object]] = [
-    lambda sink: sink.recover([]),
-    lambda sink: sink.recover([], restored=4),
-    lambda sink: sink.start_new(),
-]
-
-
-@pytest.mark.parametrize("act", LATE, ids=["recover", "go back", "new start"])
-@pytest.mark.parametrize("at_new_start", ["keep", "replace"])
-def test_a_late_owner_neither_aborts_nor_takes_back(folder: Folder, act: Any, at_new_start: Any) -> None:
-    late = folder.opened(as_=context(epoch=6), new=False, at_new_start=at_new_start)
-    held = folder.staged(late, 4, numbers(4))
-    newer = folder.opened(as_=context(epoch=7), new=False)
-    newer.recover([])
-    folder.commit(newer, 5, numbers(1, 2))
-    waiting = folder.staged(newer, 6, numbers(3))
-    before = folder.everything()
-    for refused in (lambda: act(late), lambda: late.commit(held), lambda: folder.opened(as_=context(epoch=6))):
-        with pytest.raises(SinkFenced, match=r"epoch 6.*epoch 7.*changes nothing"):
-            refused()
-    assert folder.everything() == before
-    newer.commit(waiting)
-    assert folder.numbers() == [1, 2, 3]
-
-
-@pytest.mark.parametrize("act", LATE, ids=["recover", "go back", "new start"])
-def test_what_a_newer_owner_stages_after_the_check_is_not_aborted(
-    folder: Folder, act: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    late, newer = (folder.opened(as_=context(epoch=epoch), new=False) for epoch in (6, 7))
-    waiting = folder.staged(newer, 6, numbers(3))
-    monkeypatch.setattr(SinkLife, "check_owner", lambda self, ledger: None)  # the check was before the newer owner's
-    act(late)
-    newer.commit(waiting)
-    assert folder.numbers() == [3]
-
-
-def test_a_late_owner_records_no_branch(folder: Folder) -> None:
-    late = folder.opened(as_=context(epoch=6), new=False)
-    late.recover([], restored=4)
-    newer = folder.opened(as_=context(epoch=7), new=False)
-    newer.recover([], restored=2)
-    folder.commit(newer, 5, numbers(1))
-    before = folder.everything()
-    with pytest.raises(SinkFenced):
-        folder.staged(late, 6, numbers(9))
-    assert {name: data for name, data in folder.everything().items() if "e6" not in name} == before
-
-
-def test_a_newer_owner_aborts_what_an_older_one_has_left(folder: Folder) -> None:
-    old = folder.opened(as_=context(epoch=6))
-    kept, lost = folder.staged(old, 5, numbers(1)), folder.staged(old, 6, numbers(2))
-    newer = folder.opened(as_=context(epoch=7), new=False)
-    newer.recover([kept])
-    assert folder.numbers() == [1] and folder.hidden == []
-    for sink, error in ((old, SinkFenced), (newer, SinkTransactionLost)):
-        with pytest.raises(error):
-            sink.commit(lost)
-
-
-def test_epochs_of_another_storage_do_not_count(folder: Folder) -> None:
-    folder.staged(folder.opened(as_=context(epoch=9)), 5, numbers(1))
-    sink = folder.opened(as_=context(epoch=1, history="h2"))
-    assert folder.hidden == []
-    folder.commit(sink, 1, numbers(7))
-    assert folder.numbers() == [7]

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,25 +134,6 @@ def test_paths_may_be_urls_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     relative = ParquetSink("table")
     monkeypatch.chdir("/")
     assert relative.path == tmp_path / "table"
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "expected"),
-    [
-        ({"at_new_start": "upsert"}, ValueError, ["'refuse', 'keep' or 'replace'", "'upsert'"]),
-        ({"at_new_start": "append"}, ValueError, ["Write at_new_start='keep'"]),
-        ({"mode": "append"}, TypeError, ["mode='append'", "Write at_new_start='keep'"]),
-        ({"mode": "overwrite"}, TypeError, ["mode='overwrite'", "Write at_new_start='replace'"]),
-        ({"at_new_strat": "keep"}, TypeError, ["path and at_new_start", "at_new_strat"]),
-        ({"mode": "upsert"}, TypeError, ["mode='upsert'", "Write 'refuse', 'keep' or 'replace'"]),
-    ],
-)
-def test_an_invalid_at_new_start_is_refused(
-    tmp_path: Path, settings: Any, error: type[Exception], expected: Sequence[str]
-) -> None:
-    with pytest.raises(error) as caught:
-        ParquetSink(tmp_path, **settings)
-    assert all(part in str(caught.value) for part in expected), caught.value
 
 
 def test_all_spellings_of_a_directory_have_one_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

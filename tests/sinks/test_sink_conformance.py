@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow.dataset as ds
 
 from dagster_checkpoints.sinks import ParquetSink
-from dagster_checkpoints.testing import SinkConformance
+from tests.sinks.suites import TargetConformance
 
 
-class TestParquetSink(SinkConformance):
+class TestParquetSink(TargetConformance):
     def make_sink(self, folder: Path) -> ParquetSink:
         return ParquetSink(folder / "table")
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 import pytest
 
-from dagster_checkpoints.sinks.branches import Branch, Branches, check_not_overwritten
+from dagster_checkpoints.sinks.branches import Branch, Branches, check_not_overwritten, overwritten
 from dagster_checkpoints.sinks.engine import LedgerChanged, Op, SinkLife, SinkScope, Steps, drive
 from dagster_checkpoints.sinks.ledger import (
+    Change,
     Commit,
     JobLedger,
     Ledger,
@@ -22,12 +24,15 @@ from dagster_checkpoints.sinks.ledger import (
     Unfinished,
     decode_ledger,
     decode_texts,
+    encode_ledger,
     encode_text,
     parse_name,
+    stored_ledger,
 )
 from dagster_checkpoints.systems.errors import (
     SinkCannotTakeBack,
     SinkFenced,
+    SinkPathInUse,
     SinkTransactionConflict,
     SinkUnavailable,
     UnreadableSinkTransaction,
@@ -114,6 +119,13 @@ def test_another_transaction_for_a_committed_checkpoint_is_refused_by_name(syste
         with pytest.raises(SinkTransactionConflict, match=r"checkpoint 7 of job 4\.h1, instance 1, found that 'e3"):
             drive(steps, target)
     assert drive(one.is_committed(T1), target) is True
+
+
+def test_an_owner_that_opens_a_sink_changes_the_owner_alone() -> None:
+    (plan,) = next(life().open()).args
+    jobs = {"1": JobLedger(newest={0: 4})}
+    assert plan(Ledger(SinkOwner(2, "h1"), jobs)) == Change(Ledger(SCOPE.owner, jobs), "4.h1")
+    assert plan(Ledger(SCOPE.owner, jobs)) is None
 
 
 def test_an_abort_deletes_what_is_staged_and_leaves_what_is_committed(system: SinkSystem) -> None:
@@ -427,9 +439,15 @@ def test_owners_of_two_histories_cannot_be_compared() -> None:
 def test_a_ledger_is_read_as_it_was_written() -> None:
     job = JobLedger(Branches((Branch(3, 6),)), {0: 5, 6: 8}, (8, "n"), ((0, 1), (6, 6)), 7, (2,))
     ledger = Ledger(SinkOwner(3, "h1"), {"1": job}, Unfinished("1", Moves((T1,), (T1.commit,), (T1.commit,)), job))
-    assert decode_ledger(msgspec.json.encode(ledger)) == ledger
-    with pytest.raises(msgspec.DecodeError, match="expected version 1, found 2, of a later release"):
-        decode_ledger(msgspec.json.encode(msgspec.structs.replace(ledger, version=2)))
+    assert stored_ledger(encode_ledger(ledger), "the row") == decode_ledger(encode_ledger(ledger)) == ledger
+    with pytest.raises(SinkPathInUse) as refused:
+        stored_ledger(encode_ledger(msgspec.structs.replace(ledger, version=2)), "the row of instance 1")
+    assert isinstance(refused.value.__cause__, msgspec.DecodeError)
+    assert str(refused.value) == (
+        "expected the row of instance 1 to say what an instance of the sink has committed, found a record that cannot be "
+        "read: expected version 1, found 2, of a later release. Restore it from a backup; or delete it if no checkpoint or "
+        "savepoint of the job will be restored; or give the sink another place"
+    )
 
 
 def test_a_branch_is_recorded_only_where_a_checkpoint_is_left_out() -> None:
@@ -449,4 +467,49 @@ def test_commits_are_ordered_as_they_were_made_on_all_branches() -> None:
     assert (job.latest, job.newest, job.stretches) == ((4, "n4"), {0: 4, 5: 6}, ((0, 1), (5, 5), (0, 4)))
     assert [number for number in range(1, 8) if job.is_committed(number)] == [1, 2, 3, 4, 5, 6]
     assert [number for number in range(1, 8) if job.sees(number)] == [1, 5, 6, 7]
-    assert JobLedger(newest={0: 4}).in_order([3, 1]) == [1, 3], "of a release that recorded no stretches"
+    for stretches in ((), ((0, 3),)):
+        older = JobLedger(newest={0: 4}, stretches=stretches)
+        assert older.in_order([4, 3, 2, 1]) == [1, 2, 3, 4], "of a release that recorded no stretches"
+
+
+# 1 … 4; restored from 2, then 5, 6; restored from 4, then 7
+TREE = Branches((Branch(2, 5), Branch(4, 7)))
+
+
+@pytest.mark.parametrize(
+    ("restored", "commits", "lost"),
+    [
+        (4, [1, 2, 3, 4], []),
+        (2, [1, 2, 3, 4], []),  # 3 and 4 are written again
+        (6, [1, 2, 3, 4, 5, 6], []),  # 5 and 6 came after 3 and 4
+        (4, [1, 2, 3, 4, 5, 6], [3, 4]),
+        (3, [1, 2, 3, 4, 5], [3]),
+        (4, [1, 2, 5, 3, 4], []),  # committed after 5
+        (2, [1, 2, 3, 4, 5, 6], []),
+        (7, [1, 2, 3, 5, 4, 7], [3]),
+        (5, [1, 2, 5, 4, 7], [5]),
+    ],
+)
+def test_commits_whose_rows_another_branch_may_have_replaced(restored: int, commits: Sequence[int], lost: list[int]) -> None:
+    assert sorted(overwritten(TREE, restored, commits)) == lost
+
+
+@pytest.mark.parametrize(
+    ("went", "restored", "way"),
+    [
+        ([], 5, [1, 2, 3, 4, 5]),
+        ([(3, 6)], 8, [1, 2, 3, 6, 7, 8]),
+        ([(3, 6)], 5, [1, 2, 3, 4, 5]),
+        ([(3, 6), (7, 9)], 9, [1, 2, 3, 6, 7, 9]),
+        ([(3, 6), (4, 9)], 9, [1, 2, 3, 4, 9]),
+        ([(3, 6), (4, 9)], 8, [1, 2, 3, 6, 7, 8]),
+        ([(0, 4)], 5, [4, 5]),
+        ([(3, 4)], 5, [1, 2, 3, 4, 5]),
+        ([(3, 6), (2, 6)], 7, [1, 2, 6, 7]),  # id 6 is used again: no checkpoint with it was ever completed
+    ],
+)
+def test_which_checkpoints_are_ancestors_of_another(went: list[tuple[int, int]], restored: int, way: list[int]) -> None:
+    branches = Branches()
+    for origin, first in went:
+        branches = branches.begun(origin, first)
+    assert [n for n in range(1, 12) if branches.is_ancestor(n, restored)] == way

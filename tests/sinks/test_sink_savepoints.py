@@ -1,4 +1,4 @@
-"""The transactions of a task's sink in a savepoint, and which checkpoints are ancestors of another."""
+"""The transactions of a task's sink in a savepoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_checkpoints.sinks import FileSink, ParquetSink, SinkContext, SinkError, TwoPhaseCommitSink
-from dagster_checkpoints.sinks.branches import Branches
 from dagster_checkpoints.spark.tasks.task_sink import TaskSink
 from tests.sinks.staged_files import BATCH, Folder, context, numbers
 
@@ -94,24 +93,3 @@ def test_names_that_cannot_be_paths_are_refused(tmp_path: Path, name: str) -> No
     sink.pre_commit(1)
     with pytest.raises(SinkError, match="name files by letters"):
         sink.pin_transactions(tmp_path / "pins")
-
-
-@pytest.mark.parametrize(
-    ("went", "restored", "way"),
-    [
-        ([], 5, [1, 2, 3, 4, 5]),
-        ([(3, 6)], 8, [1, 2, 3, 6, 7, 8]),
-        ([(3, 6)], 5, [1, 2, 3, 4, 5]),
-        ([(3, 6), (7, 9)], 9, [1, 2, 3, 6, 7, 9]),
-        ([(3, 6), (4, 9)], 9, [1, 2, 3, 4, 9]),
-        ([(3, 6), (4, 9)], 8, [1, 2, 3, 6, 7, 8]),
-        ([(0, 4)], 5, [4, 5]),
-        ([(3, 4)], 5, [1, 2, 3, 4, 5]),
-        ([(3, 6), (2, 6)], 7, [1, 2, 6, 7]),  # id 6 is used again: no checkpoint with it was ever completed
-    ],
-)
-def test_which_checkpoints_are_ancestors_of_another(went: list[tuple[int, int]], restored: int, way: list[int]) -> None:
-    branches = Branches()
-    for origin, first in went:
-        branches = branches.begun(origin, first)
-    assert [n for n in range(1, 12) if branches.is_ancestor(n, restored)] == way

@@ -15,7 +15,7 @@ from sqlalchemy import make_url
 from bench.postgresql import PostgresqlServer
 from dagster_checkpoints.sinks import SqlSink
 from dagster_checkpoints.testing import SinkConformance
-from tests.sinks.suites import ReplacesByKey
+from tests.sinks.suites import ReplacesByKey, TargetConformance
 
 URL = "DAGSTER_CHECKPOINTS_TEST_POSTGRESQL"
 
@@ -76,7 +76,7 @@ class TestSqlite(SqliteRows):
     older_restore = "refuses"
 
 
-class TestSqliteWithCheckpointColumn(SqliteRows):
+class TestSqliteWithCheckpointColumn(TargetConformance, SqliteRows):
     test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     crash_points = 1
     settings = MARKED
@@ -101,7 +101,7 @@ class TestPostgresql(PostgresqlRows):
     older_restore = "refuses"
 
 
-class TestPostgresqlWithCheckpointColumn(PostgresqlRows):
+class TestPostgresqlWithCheckpointColumn(TargetConformance, PostgresqlRows):
     test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     crash_points = 1
     settings = MARKED

@@ -9,12 +9,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dagster_checkpoints.sinks.lake.columns import Column, unfit
+from dagster_checkpoints.sinks.lake.columns import Column
 
 _CHECKED_BY_WRITERS = ("delta.generationExpression", "delta.identity.start", "delta.invariants")
 _ONLY_FOR_ADDED_ROWS = ("delta.appendOnly", "delta.enableChangeDataFeed", "delta.enableDeletionVectors")
-_PARTITION_TYPES = ("string", "byte", "short", "integer", "long", "boolean", "date", "timestamp", "timestamp_ntz")
-_KEY_TYPES = (*_PARTITION_TYPES, "binary")
+PARTITION_TYPES = ("string", "byte", "short", "integer", "long", "boolean", "date", "timestamp", "timestamp_ntz")
+KEY_TYPES = (*PARTITION_TYPES, "binary")
 
 
 def columns_of(schema: str) -> tuple[Column, ...]:
@@ -31,19 +31,6 @@ def schema_of(columns: Sequence[Column]) -> str:
 def required_columns(schema: str) -> frozenset[str]:
     """The names of a table's columns that hold no nulls."""
     return frozenset(field["name"] for field in json.loads(schema)["fields"] if not field["nullable"])
-
-
-def unpartitionable(columns: Sequence[Column], partition_by: Sequence[str]) -> list[str]:
-    """What is wrong with the partition columns, a text for each."""
-    found = unfit(columns, partition_by, "partition", _PARTITION_TYPES)
-    if columns and len(set(partition_by)) == len(columns):
-        found.append("expected at least one column that is not a partition column")
-    return found
-
-
-def unfit_for_key(columns: Sequence[Column], key: Sequence[str]) -> list[str]:
-    """What is wrong with the columns of a key, a text for each."""
-    return unfit(columns, key, "key", _KEY_TYPES)
 
 
 def unkept_promises(schema: str, configuration: Mapping[str, str | None], *, replaces: bool) -> list[str]:

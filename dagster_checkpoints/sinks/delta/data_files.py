@@ -1,7 +1,6 @@
-"""Data files from a batch's Parquet files: as they are where the table's format allows it, written again otherwise; statistics.
+"""Data files of a Delta table: the columns of a Parquet file, values of partitions, and statistics.
 
-A file is written again if the table has partition columns (Delta keeps their values in its log), or if a timestamp is not in
-microseconds. Must not know the log, nor checkpoints.
+Must not know the log, nor checkpoints.
 
 Source: Delta's protocol, "Partition Value Serialization" and "Per-file Statistics".
 """
@@ -9,7 +8,7 @@ Source: Delta's protocol, "Partition Value Serialization" and "Per-file Statisti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -19,9 +18,8 @@ import msgspec
 
 from dagster_checkpoints.sinks.delta.columns import columns_of
 from dagster_checkpoints.sinks.lake.columns import Column
-from dagster_checkpoints.sinks.lake.keys import last_of_each_key
 from dagster_checkpoints.sinks.lake.table_log import PreparedFile
-from dagster_checkpoints.sinks.parquet_files import arrow_schema, fits, partitions, rows_in_microseconds, spark_schema
+from dagster_checkpoints.sinks.parquet_files import arrow_schema, spark_schema
 
 _INDEXED_COLUMNS = 32
 _LONGEST_TEXT = 64
@@ -40,37 +38,6 @@ def file_columns(file: Path) -> tuple[Column, ...]:
     metadata = pq.read_metadata(file)
     recorded = spark_schema(metadata)
     return columns_of(Schema.from_arrow(arrow_schema(metadata)).to_json() if recorded is None else recorded)
-
-
-def prepare(
-    file: Path, columns: Sequence[Column], partition_by: Sequence[str], scratch: Path, key: Sequence[str]
-) -> Iterator[PreparedFile]:
-    """The data files for the rows of a Parquet file: the file itself, or new ones.
-
-    Args:
-        file: the file.
-        columns: the table's columns.
-        partition_by: the table's partition columns.
-        scratch: directory for new files.
-        key: the columns by which a row replaces an earlier one: the order of rows is lost between partitions, so of several rows
-            with one key only the last one is kept in new files.
-    """
-    import pyarrow.parquet as pq
-
-    metadata = pq.read_metadata(file)
-    if not metadata.num_rows:
-        return
-    if not partition_by and fits(metadata):
-        yield described(file, metadata, columns, {})
-        return
-    rows = rows_in_microseconds(file, metadata)
-    if partition_by and key:
-        rows = last_of_each_key(rows, key)
-    for number, (values, part) in enumerate(partitions(rows, partition_by)):
-        partition = {name: partition_text(value) for name, value in values.items()}
-        target = scratch / f"{file.name}-{number}"
-        pq.write_table(part.drop_columns(list(partition_by)), target, compression="snappy")
-        yield described(target, pq.read_metadata(target), columns, partition)
 
 
 def partition_text(value: Any) -> str | None:

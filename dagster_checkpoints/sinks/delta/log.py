@@ -10,42 +10,37 @@ Source: Delta's protocol, "Transaction Identifiers".
 
 from __future__ import annotations
 
-import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dagster_checkpoints.files.durable import sync
 from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.sinks.delta.active_files import active_files, is_removable
-from dagster_checkpoints.sinks.delta.columns import columns_of, required_columns, schema_of
-from dagster_checkpoints.sinks.delta.data_files import described
+from dagster_checkpoints.sinks.delta.columns import (
+    KEY_TYPES,
+    PARTITION_TYPES,
+    columns_of,
+    required_columns,
+    schema_of,
+    unkept_promises,
+)
+from dagster_checkpoints.sinks.delta.data_files import described, file_columns, partition_text
 from dagster_checkpoints.sinks.lake.columns import Column
 from dagster_checkpoints.sinks.lake.table_log import ActiveFile, LakeChange, PreparedFile, TableFormat, TableLog, TableShape
-from dagster_checkpoints.sinks.unwritable import place_error
-from dagster_checkpoints.systems.delta_files import StoredTableFiles
-from dagster_checkpoints.systems.errors import (
-    SinkCannotTakeBack,
-    SinkColumnsMismatch,
-    SinkError,
-    SinkLibraryMissing,
-    SinkTargetChanged,
-    SinkUnavailable,
-)
-from dagster_checkpoints.systems.table_files import LocalTableFiles, TableFiles
+from dagster_checkpoints.sinks.parquet_files import fits
+from dagster_checkpoints.systems.errors import SinkCannotTakeBack, SinkColumnsMismatch, SinkLibraryMissing
+from dagster_checkpoints.systems.table_files import DeltaTableFiles, LocalTableFiles, TableFiles
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-_PLANS = 30
 _COLOURS = re.compile(r"\x1b\[\d+m")
-_WAIT_SECONDS = 0.05
 
 
 class DeltaLog(TableLog):
@@ -61,40 +56,61 @@ class DeltaLog(TableLog):
         name="Delta",
         cleaning="VACUUM deletes files that no version refers to, once they are older than its retention",
         rewriting="OPTIMIZE, DELETE, MERGE",
+        access="the location, the credentials (storage_options, or the environment), their rights",
+        partition_types=PARTITION_TYPES,
+        key_types=KEY_TYPES,
+        compression="snappy",
+        partitions_in_files=False,
+        names_return=True,
     )
 
-    names_return = True
-
     def __init__(self, url: str, storage_options: Mapping[str, str], sink: str) -> None:
+        self._directory = local_path(url)
+        super().__init__(sink, self._directory or url)
         self._url = url
         self._options = dict(storage_options)
-        self._sink = sink
         self._table: DeltaTable | None = None
         self._numbers: dict[str, int | None] = {}
         self._numbers_version = -1
-        self._directory = local_path(url)
-        self._stored = StoredTableFiles(url, self._options)
-        self.files: TableFiles = LocalTableFiles(self._directory) if self._directory is not None else self._stored
-
-    @property
-    def table(self) -> DeltaTable | None:
-        """The table as it was read last; None if there was none."""
-        return self._table
+        self.files: TableFiles = LocalTableFiles(self._directory) if self._directory else DeltaTableFiles(url, self._options)
 
     @property
     def exists(self) -> bool:
         return self._table is not None
 
+    @property
+    def opened(self) -> DeltaTable:
+        """The table as it was read last; it exists."""
+        assert self._table is not None
+        return self._table
+
     def find(self) -> bool:
         with self._reached("read"):
-            self._table = self._opened()
+            self._table = self._loaded()
         self._numbers_version = -1
         return self.exists
 
     def shape(self) -> TableShape:
-        assert self._table is not None
-        schema, metadata = self._table.schema().to_json(), self._table.metadata()
+        schema, metadata = self.opened.schema().to_json(), self.opened.metadata()
         return TableShape(str(metadata.id), columns_of(schema), required_columns(schema), tuple(metadata.partition_columns))
+
+    def columns_in(self, file: Path) -> tuple[Column, ...]:
+        from deltalake import Schema
+
+        columns = file_columns(file)
+        Schema.from_json(schema_of(columns))
+        return columns
+
+    def check_table(self, *, replaces: bool) -> None:
+        table = self.opened
+        unkept = unkept_promises(table.schema().to_json(), table.metadata().configuration, replaces=replaces)
+        if replaces and "deletionVectors" in (table.protocol().reader_features or ()):
+            unkept.append("deletion vectors")
+        if unkept:
+            raise SinkColumnsMismatch(
+                f"{self._sink}: expected a table whose rules hold without checking each row, found {'; '.join(unkept)}. The "
+                "stage's files become part of the table as they are. Remove these rules from the table, or write to another table"
+            )
 
     def columns_of(self, schema: str) -> tuple[Column, ...]:
         return columns_of(schema)
@@ -110,7 +126,7 @@ class DeltaLog(TableLog):
             table.update_incremental()
             if self.files.exists(_log_file(table.version())):
                 return table
-            found = self._opened()
+            found = self._loaded()
         raise self._changed("no table" if found is None else f"another one, with id {found.metadata().id}")
 
     def number(self, name: str) -> int | None:
@@ -127,18 +143,22 @@ class DeltaLog(TableLog):
         return set() if self._table is None else {file.path for file in self.active()}
 
     def active(self, bounds: Mapping[str, tuple[pa.Scalar, pa.Scalar]] | None = None) -> list[ActiveFile]:
-        assert self._table is not None
-        return active_files(pa.table(self._table.get_add_actions()), self._table.metadata().partition_columns, bounds or {})
+        return active_files(pa.table(self.opened.get_add_actions()), self.opened.metadata().partition_columns, bounds or {})
 
     def readable(self, name: str) -> Any:
-        return self._stored.readable(name) if self._directory is None else self._directory / name
+        return self.files.readable(name)
 
     def arrow_types(self) -> dict[str, pa.DataType]:
-        assert self._table is not None
-        return {field.name: field.type for field in pa.schema(self._table.schema().to_arrow())}
+        return {field.name: field.type for field in pa.schema(self.opened.schema().to_arrow())}
 
-    def described(self, file: Path, partition: Mapping[str, str | None]) -> PreparedFile:
-        return described(file, pq.read_metadata(file), self.shape().columns, partition)
+    def takes(self, metadata: Any) -> bool:
+        return fits(metadata)
+
+    def partition_texts(self, values: Mapping[str, Any]) -> dict[str, str | None]:
+        return {name: partition_text(value) for name, value in values.items()}
+
+    def described(self, file: Path, metadata: Any, partition: Mapping[str, str | None]) -> PreparedFile:
+        return described(file, metadata, self.shape().columns, partition)
 
     def create(self, schema: str, partition_by: Sequence[str], numbers: Mapping[str, int]) -> DeltaTable:
         from deltalake import CommitProperties, DeltaTable, Schema, Transaction
@@ -154,9 +174,9 @@ class DeltaLog(TableLog):
                     commit_properties=CommitProperties(app_transactions=[Transaction(*each) for each in numbers.items()]),
                 )
             except Exception:
-                if self._opened() is None:
+                if self._loaded() is None:
                     raise
-            self._table = table = self._opened()
+            self._table = table = self._loaded()
             if table is None:
                 raise self._changed("no table")
             self._sync(-1, table.version())
@@ -175,41 +195,15 @@ class DeltaLog(TableLog):
                     table.alter.add_columns(fields)
         return self.refresh()
 
-    def commit(self, plan: Callable[[], LakeChange | None]) -> int | None:
-        from deltalake.exceptions import CommitFailedError
-
-        for attempt in range(_PLANS):
-            table = self.refresh()
-            change = plan()
-            if change is None:
-                return None
-            before = table.version()
-            try:
-                with self._reached("commit to"):
-                    self._write(table, change)
-                    table.update_incremental()
-            except SinkUnavailable as error:
-                if not isinstance(error.__cause__, CommitFailedError) or attempt == _PLANS - 1:
-                    raise
-                time.sleep(random.uniform(0, _WAIT_SECONDS * min(attempt, 10)))
-                continue
-            if self._numbers_version == before:  # known for the next version, too, if no other commit came between
-                self._numbers |= change.numbers
-                self._numbers_version = before + 1
-            self._sync(before, table.version())
-            return int(table.version())
-        raise AssertionError("unreachable")
-
     def check_may_remove(self) -> None:
-        assert self._table is not None
-        if (self._table.metadata().configuration.get("delta.appendOnly") or "").lower() == "true":
+        if (self.opened.metadata().configuration.get("delta.appendOnly") or "").lower() == "true":
             raise SinkCannotTakeBack(
                 f"{self._sink}: expected a table from which rows can be removed, found delta.appendOnly=true. Rows that earlier "
                 "checkpoints have committed have to be taken back: unset the property while the run starts, or restore the "
                 "newest checkpoint"
             )
 
-    def _write(self, table: DeltaTable, change: LakeChange) -> None:
+    def _write(self, change: LakeChange) -> int:
         from deltalake import CommitProperties, Transaction
         from deltalake.transaction import AddAction, RemoveAction
 
@@ -220,7 +214,7 @@ class DeltaLog(TableLog):
                     "the writer of that file has written with other escapes than the library deltalake. Rewrite these files "
                     "with another program (OPTIMIZE, or Delta's own MERGE), or write to another table"
                 )
-        now = int(time.time() * 1000)
+        table, before, now = self.opened, self.opened.version(), int(time.time() * 1000)
         table.create_write_transaction(
             [
                 *(AddAction(f.path, f.size, f.partition, now, True, f.statistics) for f in change.add),
@@ -235,8 +229,19 @@ class DeltaLog(TableLog):
                 max_commit_retries=0 if change.read_rows else None,
             ),
         )
+        table.update_incremental()
+        if self._numbers_version == before:  # known for the next version, too, if no other commit came between
+            self._numbers |= change.numbers
+            self._numbers_version = before + 1
+        self._sync(before, table.version())
+        return int(table.version())
 
-    def _opened(self) -> DeltaTable | None:
+    def _is_conflict(self, error: BaseException | None) -> bool:
+        from deltalake.exceptions import CommitFailedError
+
+        return isinstance(error, CommitFailedError)
+
+    def _loaded(self) -> DeltaTable | None:
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
 
@@ -255,30 +260,15 @@ class DeltaLog(TableLog):
                 sync(file)
         sync(self._directory / "_delta_log")
 
-    @contextmanager
-    def _reached(self, what: str) -> Iterator[None]:
+    def _library_errors(self) -> tuple[type[Exception], ...]:
         try:
             from deltalake.exceptions import DeltaError
         except ModuleNotFoundError as error:
             raise library_missing(self._sink) from error
-        try:
-            yield
-        except SinkError:
-            raise
-        except (DeltaError, OSError, ValueError) as error:
-            found = " ".join(_COLOURS.sub("", str(error)).split())  # the library writes trees in colour
-            raise place_error(error, self._sink, self._directory or self._url, found) or SinkUnavailable(
-                f"{self._sink}: expected to {what} the Delta table, found: {found}. Check the location, the "
-                "credentials (storage_options, or the environment), their rights, and the space that is left; another attempt "
-                "may succeed"
-            ) from error
+        return DeltaError, OSError, ValueError
 
-    def _changed(self, found: str) -> SinkTargetChanged:
-        return SinkTargetChanged(
-            f"{self._sink}: expected the Delta table that this run has opened, found {found}: it was dropped or replaced while "
-            "the run wrote to it. Restore the table from a backup and start the run again; or begin a new job that writes all "
-            "rows again"
-        )
+    def _found(self, error: Exception) -> str:
+        return " ".join(_COLOURS.sub("", str(error)).split())  # the library writes trees in colour
 
 
 def library_missing(sink: str) -> SinkLibraryMissing:

@@ -10,12 +10,10 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
 from dagster_checkpoints.sinks.base import AtNewStart
-from dagster_checkpoints.sinks.delta.fitting import DeltaFitting
 from dagster_checkpoints.sinks.delta.log import DeltaLog, library_missing
 from dagster_checkpoints.sinks.lake.columns import SchemaEvolution
 from dagster_checkpoints.sinks.lake.sink import LakeSink
-from dagster_checkpoints.systems.delta_places import delta_url
-from dagster_checkpoints.systems.locations import location_of, uri_of
+from dagster_checkpoints.systems.locations import delta_url, location_of, uri_of
 
 _SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss")
 
@@ -71,11 +69,6 @@ class DeltaSink(LakeSink):
         if find_spec("deltalake") is None:
             raise library_missing(str(self))
 
-    def __repr__(self) -> str:
-        key = [f"key={list(self.key)}"] if self.key else []
-        overwrite = ["overwrite_partitions=True"] if self.overwrite_partitions else []
-        return f"DeltaSink({', '.join([repr(self.table), *key, *overwrite])})"
-
     @property
     def location(self) -> str:
         """The table's directory, absolute and without symbolic links, or its URL."""
@@ -86,6 +79,5 @@ class DeltaSink(LakeSink):
         """The table's URL."""
         return uri_of(self.table)
 
-    def _new_fitting(self) -> DeltaFitting:
-        log = DeltaLog(self.table, self._storage_options, str(self))
-        return DeltaFitting(log, self.partition_by, self.schema_evolution, str(self), self.replacement)
+    def _new_log(self) -> DeltaLog:
+        return DeltaLog(self.table, self._storage_options, str(self))

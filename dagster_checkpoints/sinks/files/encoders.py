@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dagster_checkpoints.sinks.files.columns import FileFormat
-from dagster_checkpoints.sinks.files.text_lines import csv_header, csv_lines, json_lines
+from dagster_checkpoints.sinks.text import csv_header, csv_lines, json_lines
 
 _STRIPE = 16 * 1024 * 1024
 _ROWS_AT_A_TIME = 32_768
@@ -44,38 +45,29 @@ def open_encoder(format: FileFormat, file: Path, schema: pa.Schema, target_bytes
     """
     match format:
         case "parquet":
-            return _ParquetEncoder(file, schema)
+            return _ColumnsEncoder(file, lambda out: pq.ParquetWriter(out, schema, compression="snappy"))
         case "orc":
-            return _OrcEncoder(file, min(_STRIPE, max(target_bytes // 2, 1)))
+            from pyarrow import orc  # not part of every build of the library
+
+            stripe = min(_STRIPE, max(target_bytes // 2, 1))
+            return _ColumnsEncoder(file, lambda out: orc.ORCWriter(out, compression="snappy", stripe_size=stripe))
         case "csv":
             return _LinesEncoder(file, csv_header(schema.names), csv_lines)
         case "json":
             return _LinesEncoder(file, b"", json_lines)
 
 
-class _ParquetEncoder(RowEncoder):
-    def __init__(self, file: Path, schema: pa.Schema) -> None:
+class _ColumnsEncoder(RowEncoder):
+    """A file of columns.
+
+    Args:
+        file: its path.
+        open_writer: the library's writer to an opened file.
+    """
+
+    def __init__(self, file: Path, open_writer: Callable[[pa.NativeFile], Any]) -> None:
         self._file = pa.OSFile(str(file), "wb")
-        self._writer = pq.ParquetWriter(self._file, schema, compression="snappy")
-
-    def write(self, table: pa.Table) -> None:
-        self._writer.write_table(table)
-
-    @property
-    def size(self) -> int:
-        return int(self._file.tell())
-
-    def close(self) -> None:
-        self._writer.close()
-        self._file.close()
-
-
-class _OrcEncoder(RowEncoder):
-    def __init__(self, file: Path, stripe: int) -> None:
-        from pyarrow import orc  # not part of every build of the library
-
-        self._file = pa.OSFile(str(file), "wb")
-        self._writer = orc.ORCWriter(self._file, compression="snappy", stripe_size=stripe)
+        self._writer = open_writer(self._file)
 
     def write(self, table: pa.Table) -> None:
         self._writer.write(table)

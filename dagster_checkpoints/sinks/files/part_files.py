@@ -1,25 +1,33 @@
 """Rows as files of bounded size: one open file for each partition, completed when it is large enough.
 
-Must not know batches, checkpoints or where the files go.
+Folders of partitions have Hive's names: ``day=2024-01-01/shop=a%2Fb``. Must not know batches, checkpoints or where the files go.
+
+Source: Spark's ``ExternalCatalogUtils.escapePathName``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from dagster_checkpoints.sinks.files.columns import FileFormat
 from dagster_checkpoints.sinks.files.encoders import RowEncoder, open_encoder
-from dagster_checkpoints.sinks.files.partitions import partition_folder
 from dagster_checkpoints.sinks.parquet_files import partitions
+from dagster_checkpoints.systems.errors import SinkRowsRefused
 
 DEFAULT_BYTES = 128 * 1024 * 1024
 _GROUP = 8 * 1024 * 1024
 _MOST_OPEN = 32
 """So that the rows that wait to be written together need at most `_MOST_OPEN` times `_GROUP` bytes of memory."""
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_ESCAPED = re.compile("[\x00-\x1f\x7f\"#%'*/:=?\\\\{\\[\\]^]")
+_LONGEST = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +158,36 @@ class PartFiles:
         part.flush()
         part.encoder.close()
         self._completed.append(CompletedPart(part.file, folder, part.rows))
+
+
+def partition_folder(values: Mapping[str, Any], sink: str) -> str:
+    """The folder of the rows that have these values; empty if there are no partition columns.
+
+    Args:
+        values: the value of each partition column.
+        sink: the sink as errors name it.
+
+    Raises:
+        SinkRowsRefused: a value is too long to be a directory's name.
+    """
+    parts = [f"{_escaped(name)}={_text(value)}" for name, value in values.items()]
+    for name, part in zip(values, parts, strict=True):
+        if len(part.encode()) > _LONGEST:
+            raise SinkRowsRefused(
+                f"{sink}: expected values of the partition column {name!r} that fit a directory's name ({_LONGEST} bytes with "
+                f"the column's name), found one of {len(part.encode())} bytes, which begins with {part[:40]!r}. Choose another "
+                "partition column, or shorten the values in the stage"
+            )
+    return "/".join(parts)
+
+
+def _text(value: Any) -> str:
+    if value is None or value == "":  # Hive reads the empty text as null
+        return _NULL
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value.isoformat() if isinstance(value, date) else _escaped(str(value))
+
+
+def _escaped(text: str) -> str:
+    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)

@@ -1,4 +1,4 @@
-"""What a FileSink records beside its files: the files of a transaction, and those of a commit for readers.
+"""What a FileSink records beside its files: the files of a transaction, those of a commit for readers, and the stage.
 
 Values only; must not know the file system.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
+from dagster_checkpoints.sinks.engine import SinkScope
 from dagster_checkpoints.sinks.files.names import FileCommitName
+from dagster_checkpoints.systems.errors import SinkPathInUse
 
 
 class StagedPart(msgspec.Struct, frozen=True):
@@ -78,3 +80,55 @@ class FileManifest(msgspec.Struct, frozen=True):
 
 # Created at import: two threads that decode a type for the first time at the same moment crash msgspec.
 PARTS = msgspec.json.Decoder(StagedParts)
+
+
+class StageMark(msgspec.Struct, frozen=True):
+    """Content of the file that says which stage writes to the location; the first run creates it.
+
+    Args:
+        pipeline: the pipeline's name.
+        stage: the stage's name.
+        history: the history of the storage that counted the stage's jobs first.
+    """
+
+    pipeline: str
+    stage: str
+    history: str = ""
+    version: int = 1
+
+
+_MARKS = msgspec.json.Decoder(StageMark)
+
+
+def encoded_mark(scope: SinkScope) -> bytes:
+    """The mark that a stage leaves, as the file's bytes."""
+    mark = StageMark(scope.pipeline, scope.stage, scope.owner.history)
+    return msgspec.json.format(msgspec.json.encode(mark), indent=2) + b"\n"
+
+
+def read_mark(data: bytes, scope: SinkScope, place: object, file: object) -> StageMark:
+    """The mark in a file, if it names the stage.
+
+    Args:
+        data: the file's bytes.
+        scope: an instance of the stage.
+        place: path or URL of the sink's place, for errors.
+        file: path or URL of the file, for errors.
+
+    Raises:
+        SinkPathInUse: another stage or pipeline writes there, or the file cannot be read.
+    """
+    try:
+        found = _MARKS.decode(data)
+    except msgspec.DecodeError as error:
+        raise SinkPathInUse(
+            f"expected {file} to say which stage writes to {place}, found a file that cannot be "
+            f"read: {error}. If only this stage writes there, delete that file"
+        ) from error
+    if (found.pipeline, found.stage) != (scope.pipeline, scope.stage):
+        raise SinkPathInUse(
+            f"expected {place} to belong to stage {scope.stage!r} of pipeline {scope.pipeline!r}, "
+            f"found that stage {found.stage!r} of pipeline {found.pipeline!r} writes there. Give each "
+            f"sink its own path; if the stage was renamed, correct {file}"
+        )
+    return found

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Never, get_args
+from typing import TYPE_CHECKING, get_args
 from uuid import uuid4
 
 from dagster_checkpoints.files.urls import local_path, url_scheme
@@ -204,9 +204,6 @@ class FileSink(TargetSink):
             )
 
 
-_FORMER_MODES = {"append": "keep", "overwrite": "replace"}
-
-
 class ParquetSink(FileSink):
     """Commits a stage's rows as Parquet files below a directory, whose readers see all files of a commit or none.
 
@@ -220,7 +217,6 @@ class ParquetSink(FileSink):
     Raises:
         InvalidSinkPath: the path is an object store's URL, or empty.
         ValueError: ``at_new_start`` is not one of the three values.
-        TypeError: an unknown setting, or ``at_new_start`` by its former name, ``mode``.
 
     Examples:
         >>> sink = ParquetSink("/data/hourly_delays", at_new_start="replace")
@@ -229,13 +225,7 @@ class ParquetSink(FileSink):
     kind = "parquet"
     noun = "directory"
 
-    def __init__(self, path: str | os.PathLike[str], at_new_start: AtNewStart = "refuse", **former: Never) -> None:
-        if "mode" in former:
-            raise TypeError(_renamed(f"mode={former['mode']!r}", former["mode"]))
-        if former:
-            raise TypeError(f"ParquetSink has the settings path and at_new_start, found {', '.join(former)}")
-        if at_new_start not in get_args(AtNewStart) and at_new_start in _FORMER_MODES:
-            raise ValueError(_renamed(f"at_new_start={at_new_start!r}", at_new_start))
+    def __init__(self, path: str | os.PathLike[str], at_new_start: AtNewStart = "refuse") -> None:
         text = os.fspath(path)
         if not text.strip() or (url_scheme(text) is not None and local_path(text) is None):
             raise InvalidSinkPath(
@@ -269,12 +259,3 @@ class ParquetSink(FileSink):
         from dagster_checkpoints.sinks.files.directory_target import DirectoryTarget
 
         return DirectoryTarget(self.path, type(self).__name__, str(self))
-
-
-def _renamed(found: str, former: str) -> str:
-    now = f"at_new_start={_FORMER_MODES[former]!r}" if former in _FORMER_MODES else "'refuse', 'keep' or 'replace'"
-    return (
-        f"expected ParquetSink(path, at_new_start=...), found {found}: the setting is called at_new_start now; "
-        f"mode='append' is at_new_start='keep', mode='overwrite' is at_new_start='replace'. Write {now}; the default, 'refuse', "
-        "stops a new start that finds rows of an earlier job"
-    )

@@ -43,11 +43,10 @@ from dagster_checkpoints.sinks.files.names import (
 )
 from dagster_checkpoints.sinks.files.open_transaction import EncodedTransaction, LinkedTransaction, OpenTransaction
 from dagster_checkpoints.sinks.files.part_files import FileLayout
-from dagster_checkpoints.sinks.files.records import PARTS, FileManifest, ManifestFile, StagedParts
+from dagster_checkpoints.sinks.files.records import PARTS, FileManifest, ManifestFile, StagedParts, encoded_mark, read_mark
 from dagster_checkpoints.sinks.files.target_files import TargetFiles
 from dagster_checkpoints.sinks.ledger import Commit, Ledger, Moves, Staged, encode_ledger, stored_ledger
 from dagster_checkpoints.sinks.parquet_files import arrow_schema, parquet_rows, spark_schema
-from dagster_checkpoints.sinks.stage_mark import encoded, mark_of, read_mark
 from dagster_checkpoints.sinks.target import Batch, Guard, Sealed, SteppedTarget
 from dagster_checkpoints.sinks.temporary_folder import TemporaryFolder
 from dagster_checkpoints.systems.errors import (
@@ -139,7 +138,7 @@ class FileTarget(SteppedTarget):
     # A run
 
     def open(self, scope: SinkScope, guard: Guard) -> None:
-        self._files.create(self.mark, encoded(mark_of(scope)))
+        self._files.create(self.mark, encoded_mark(scope))
         self.check_stage(scope)
         self._guard = guard
         ledger, self._transactions = self._places(scope)

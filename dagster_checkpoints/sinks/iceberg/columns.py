@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from dagster_checkpoints.sinks.lake.columns import Column, unfit
+from dagster_checkpoints.sinks.lake.columns import Column
 
 _OF_SPARK = {
     "boolean": "boolean",
@@ -30,8 +30,8 @@ _OF_SPARK = {
     "timestamp_ntz": "timestamp",
 }
 _DECIMAL = re.compile(r"decimal\((\d+), ?(-?\d+)\)")
-_PARTITION_TYPES = ("boolean", "int", "long", "string", "date", "timestamp", "timestamptz")
-_KEY_TYPES = (*_PARTITION_TYPES, "binary")
+PARTITION_TYPES = ("boolean", "int", "long", "string", "date", "timestamp", "timestamptz")
+KEY_TYPES = (*PARTITION_TYPES, "binary")
 
 
 def columns_of(schema: str) -> tuple[Column, ...]:
@@ -67,16 +67,6 @@ def columns_of_arrow(schema: Any) -> tuple[Column, ...]:
         TypeError: a type that Iceberg does not have.
     """
     return tuple(Column(field.name, _of_arrow(field.type, field.name)) for field in schema)
-
-
-def unpartitionable(columns: Sequence[Column], partition_by: Sequence[str]) -> list[str]:
-    """What is wrong with the partition columns, a text for each."""
-    return unfit(columns, partition_by, "partition", _PARTITION_TYPES)
-
-
-def unfit_for_key(columns: Sequence[Column], key: Sequence[str]) -> list[str]:
-    """What is wrong with the columns of a key, a text for each."""
-    return unfit(columns, key, "key", _KEY_TYPES)
 
 
 def nested_required(schema: str) -> list[str]:

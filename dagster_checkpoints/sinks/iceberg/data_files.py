@@ -1,8 +1,6 @@
-"""Data files from a batch's Parquet files: as they are where Iceberg allows it, written again otherwise; their metrics.
+"""Data files of an Iceberg table: the columns of a Parquet file, values of partitions, and metrics.
 
-A file is written again if the table is partitioned (all rows of a file have the same partition), or if a timestamp is not in
-microseconds and UTC. Metrics are stored by the path of the column in the file, not by field id. Must not know the log, nor
-checkpoints.
+Metrics are stored by the path of the column in the file, not by field id. Must not know the log, nor checkpoints.
 
 Source: Iceberg's specification, "Manifests" and "Column Projection" (files without field ids).
 """
@@ -10,7 +8,7 @@ Source: Iceberg's specification, "Manifests" and "Column Projection" (files with
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +16,8 @@ import msgspec
 
 from dagster_checkpoints.sinks.iceberg.columns import columns_of_arrow, columns_of_spark
 from dagster_checkpoints.sinks.lake.columns import Column
-from dagster_checkpoints.sinks.lake.keys import last_of_each_key
 from dagster_checkpoints.sinks.lake.table_log import DataFile, PreparedFile
-from dagster_checkpoints.sinks.parquet_files import arrow_schema, fits, partitions, rows_in_microseconds, spark_schema
+from dagster_checkpoints.sinks.parquet_files import arrow_schema, spark_schema
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile as IcebergFile
@@ -65,34 +62,6 @@ def file_columns(file: Path) -> tuple[Column, ...]:
     metadata = pq.read_metadata(file)
     recorded = spark_schema(metadata)
     return columns_of_arrow(arrow_schema(metadata)) if recorded is None else columns_of_spark(recorded)
-
-
-def prepare(file: Path, table: Table, partition_by: Sequence[str], scratch: Path, key: Sequence[str]) -> Iterator[PreparedFile]:
-    """The data files for the rows of a Parquet file: the file itself, or new ones.
-
-    Args:
-        file: the file.
-        table: the table.
-        partition_by: the table's partition columns.
-        scratch: directory for new files.
-        key: the columns by which a row replaces an earlier one: the order of rows is lost between partitions, so of several rows
-            with one key only the last one is kept in new files.
-    """
-    import pyarrow.parquet as pq
-
-    metadata = pq.read_metadata(file)
-    if not metadata.num_rows:
-        return
-    if not partition_by and fits(metadata) and arrow_schema(metadata).equals(metadata.schema.to_arrow_schema()):
-        yield described(file, metadata, table, {})
-        return
-    rows = rows_in_microseconds(file, metadata)
-    if partition_by and key:
-        rows = last_of_each_key(rows, key)
-    for number, (values, part) in enumerate(partitions(rows, partition_by)):
-        target = scratch / f"{file.name}-{number}"
-        pq.write_table(part, target, compression="zstd")
-        yield described(target, pq.read_metadata(target), table, _partition(table, values))
 
 
 def iceberg_file(file: DataFile, table: Table, location: str) -> IcebergFile:
@@ -175,7 +144,7 @@ def _metrics(metadata: Any, table: Table) -> FileMetrics:
     )
 
 
-def _partition(table: Table, values: Mapping[str, Any]) -> dict[str, str | None]:
+def texts_of(table: Table, values: Mapping[str, Any]) -> dict[str, str | None]:
     """A partition's values as text, by column; the values are those of Python."""
     from pyiceberg.partitioning import partition_record_value
 

@@ -11,33 +11,29 @@ Source: Iceberg's specification, "Commit Conflict Resolution and Retry"; the RES
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dagster_checkpoints.sinks.iceberg.active_files import ActiveFiles, manifests_of, may_hold, obstacles, partition_of, readable
-from dagster_checkpoints.sinks.iceberg.columns import columns_of, required_columns, schema_of
-from dagster_checkpoints.sinks.iceberg.data_files import described, iceberg_file
-from dagster_checkpoints.sinks.iceberg.stored_files import NoTableFiles, ObjectStoreFiles
+from dagster_checkpoints.sinks.iceberg.columns import (
+    KEY_TYPES,
+    PARTITION_TYPES,
+    columns_of,
+    nested_required,
+    required_columns,
+    schema_of,
+)
+from dagster_checkpoints.sinks.iceberg.data_files import described, file_columns, iceberg_file, texts_of
 from dagster_checkpoints.sinks.lake.columns import Column
 from dagster_checkpoints.sinks.lake.table_log import ActiveFile, LakeChange, PreparedFile, TableFormat, TableLog, TableShape
-from dagster_checkpoints.sinks.unwritable import place_error
-from dagster_checkpoints.systems.errors import (
-    InvalidSinkPath,
-    SinkCannotTakeBack,
-    SinkColumnsMismatch,
-    SinkError,
-    SinkTargetChanged,
-    SinkUnavailable,
-)
+from dagster_checkpoints.sinks.parquet_files import arrow_schema, fits
+from dagster_checkpoints.systems.errors import InvalidSinkPath, SinkCannotTakeBack, SinkColumnsMismatch
 from dagster_checkpoints.systems.iceberg_catalogs import CatalogSettings, library_missing
-from dagster_checkpoints.systems.table_files import LocalTableFiles, TableFiles
+from dagster_checkpoints.systems.table_files import IcebergTableFiles, LocalTableFiles, NoTableFiles, TableFiles
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -45,8 +41,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile as IcebergFile
     from pyiceberg.table import Table
 
-_PLANS = 30
-_WAIT_SECONDS = 0.05
+_VERSION = 2
 _SUMMARY = "dagster-checkpoints"
 _OF_NEW_TABLES = {"format-version": "2", "write.metadata.delete-after-commit.enabled": "true"}
 """Each commit writes the whole metadata to a new file: the table keeps the newest hundred of them."""
@@ -65,14 +60,18 @@ class IcebergLog(TableLog):
         name="Iceberg",
         cleaning="The removal of orphan files and the expiry of snapshots delete files that no snapshot refers to",
         rewriting="rewrite_data_files, DELETE, MERGE",
+        access="the catalog, its properties, the credentials and their rights",
+        partition_types=PARTITION_TYPES,
+        key_types=KEY_TYPES,
+        compression="zstd",
+        partitions_in_files=True,
+        names_return=False,  # the expiry of the snapshot that has removed a file may delete the file
     )
 
-    names_return = False  # the expiry of the snapshot that has removed a file may delete the file
-
     def __init__(self, identifier: tuple[str, ...], settings: CatalogSettings, sink: str) -> None:
+        super().__init__(sink, settings.directory or settings.place)
         self._identifier = identifier
         self._settings = settings
-        self._sink = sink
         self._catalog: Catalog | None = None
         self._table: Table | None = None
         self._active_files = ActiveFiles()
@@ -111,6 +110,17 @@ class IcebergLog(TableLog):
         schema = table.schema().model_dump_json()
         partitions = [table.schema().find_column_name(field.source_id) or "" for field in table.spec().fields]
         return TableShape(str(table.metadata.table_uuid), columns_of(schema), required_columns(schema), tuple(partitions))
+
+    def columns_in(self, file: Path) -> tuple[Column, ...]:
+        return file_columns(file)
+
+    def check_table(self, *, replaces: bool) -> None:
+        unkept = _unkept(self.opened) + (self.obstacles() if replaces else [])
+        if unkept:
+            raise SinkColumnsMismatch(
+                f"{self._sink}: expected a table that takes Parquet files as the stage has written them, found "
+                f"{'; '.join(unkept)}. Change the table, or write to another one"
+            )
 
     def columns_of(self, schema: str) -> tuple[Column, ...]:
         return columns_of(schema)
@@ -152,8 +162,7 @@ class IcebergLog(TableLog):
     def readable(self, name: str) -> Any:
         file = self._active.get(name)
         if file is None:  # of a transaction that is not committed: with the table's names
-            scheme, host, path = self._place(f"{self._location}/{name}")
-            return path if scheme == "file" else self._io.fs_by_scheme(scheme, host).open_input_file(path)
+            return self.files.readable(name)
         return readable(file, self.opened)
 
     def arrow_types(self) -> dict[str, pa.DataType]:
@@ -161,8 +170,14 @@ class IcebergLog(TableLog):
 
         return {field.name: field.type for field in schema_to_pyarrow(self.opened.schema(), include_field_ids=False)}
 
-    def described(self, file: Path, partition: Mapping[str, str | None]) -> PreparedFile:
-        return described(file, pq.read_metadata(file), self.opened, partition)
+    def takes(self, metadata: Any) -> bool:
+        return fits(metadata) and bool(arrow_schema(metadata).equals(metadata.schema.to_arrow_schema()))
+
+    def partition_texts(self, values: Mapping[str, Any]) -> dict[str, str | None]:
+        return texts_of(self.opened, values)
+
+    def described(self, file: Path, metadata: Any, partition: Mapping[str, str | None]) -> PreparedFile:
+        return described(file, metadata, self.opened, partition)
 
     def create(self, schema: str, partition_by: Sequence[str], numbers: Mapping[str, int]) -> Table:
         from pyiceberg.exceptions import NamespaceAlreadyExistsError, TableAlreadyExistsError
@@ -202,24 +217,6 @@ class IcebergLog(TableLog):
                         update.add_column((field.name,), field.field_type)
         return self.refresh()
 
-    def commit(self, plan: Callable[[], LakeChange | None]) -> int | None:
-        from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
-
-        for attempt in range(_PLANS):
-            self.refresh()
-            change = plan()  # also after an unknown outcome: the plan finds what is recorded
-            if change is None:
-                return None
-            try:
-                with self._reached("commit to"):
-                    return self._write(change)
-            except SinkUnavailable as error:
-                again = isinstance(error.__cause__, CommitFailedException | CommitStateUnknownException)
-                if not again or attempt == _PLANS - 1:
-                    raise
-                time.sleep(random.uniform(0, _WAIT_SECONDS * min(attempt, 10)))
-        raise AssertionError("unreachable")
-
     def check_may_remove(self) -> None:
         from pyiceberg.manifest import ManifestContent
 
@@ -251,6 +248,11 @@ class IcebergLog(TableLog):
         self._set(table)
         return snapshot_id
 
+    def _is_conflict(self, error: BaseException | None) -> bool:
+        from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+
+        return isinstance(error, CommitFailedException | CommitStateUnknownException)
+
     @property
     def _location(self) -> str:
         return self.opened.location().rstrip("/")
@@ -277,12 +279,8 @@ class IcebergLog(TableLog):
             self.files = self._files_of(table)  # a REST catalog hands out credentials that expire
 
     def _files_of(self, table: Table) -> TableFiles:
-        scheme, host, path = self._place(table.location())
-        return LocalTableFiles(Path(path)) if scheme == "file" else ObjectStoreFiles(self._io.fs_by_scheme(scheme, host), path)
-
-    def _place(self, url: str) -> tuple[str, str, str]:
-        """Scheme, host and path of a file or of the table's location."""
-        return self._io.parse_location(url, self._io.properties)
+        scheme, host, path = self._io.parse_location(table.location(), self._io.properties)
+        return LocalTableFiles(Path(path)) if scheme == "file" else IcebergTableFiles(self._io.fs_by_scheme(scheme, host), path)
 
     @property
     def _io(self) -> PyArrowFileIO:
@@ -296,35 +294,37 @@ class IcebergLog(TableLog):
             )
         return io
 
-    @contextmanager
-    def _reached(self, what: str) -> Iterator[None]:
+    def _library_errors(self) -> tuple[type[Exception], ...]:
         try:
-            expected = _library_errors()
+            from pyiceberg import exceptions
+            from sqlalchemy.exc import SQLAlchemyError
         except ModuleNotFoundError as error:
             raise library_missing(self._sink) from error
-        try:
-            yield
-        except SinkError:
-            raise
-        except expected as error:
-            found = self._settings.without_credentials(" ".join(str(error).split()))
-            raise place_error(error, self._sink, self._settings.directory or self._settings.place, found) or SinkUnavailable(
-                f"{self._sink}: expected to {what} the Iceberg table, found: {found or type(error).__name__}. Check the catalog, "
-                "its properties, the credentials and their rights, and the space that is left; another attempt may succeed"
-            ) from error
+        own = [each for each in vars(exceptions).values() if isinstance(each, type) and issubclass(each, Exception)]
+        return (*own, SQLAlchemyError, OSError, ValueError)
 
-    def _changed(self, found: str) -> SinkTargetChanged:
-        return SinkTargetChanged(
-            f"{self._sink}: expected the Iceberg table that this run has opened, found {found}: it was dropped or replaced while "
-            "the run wrote to it. Restore the table from a backup and start the run again; or begin a new job that writes all "
-            "rows again"
-        )
+    def _found(self, error: Exception) -> str:
+        return self._settings.without_credentials(super()._found(error))
 
 
-def _library_errors() -> tuple[type[Exception], ...]:
-    """What the library raises if a catalog or a file system does not do what it was asked."""
-    from pyiceberg import exceptions
-    from sqlalchemy.exc import SQLAlchemyError
+def _unkept(table: Table) -> list[str]:
+    """What the table asks of its writers and this sink does not do, a text for each."""
+    from pyiceberg.transforms import IdentityTransform
 
-    own = [each for each in vars(exceptions).values() if isinstance(each, type) and issubclass(each, Exception)]
-    return (*own, SQLAlchemyError, OSError, ValueError)
+    found = [] if table.format_version == _VERSION else [f"format version {table.format_version}, not {_VERSION}"]
+    found += [
+        f"partition field {field.name!r} with the transform {field.transform}, not identity"
+        for field in table.spec().fields
+        if not isinstance(field.transform, IdentityTransform)
+    ]
+    found += nested_required(table.schema().model_dump_json())
+    mapping = table.name_mapping()
+    if mapping is not None:
+        # Files without field ids are read by the names of their columns.
+        mapped = {name: field.field_id for field in mapping.root for name in field.names}
+        found += [
+            f"the property schema.name-mapping.default without column {field.name!r}"
+            for field in table.schema().fields
+            if mapped.get(field.name) != field.field_id
+        ]
+    return found

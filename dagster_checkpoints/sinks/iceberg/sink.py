@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dagster_checkpoints.sinks.base import AtNewStart
-from dagster_checkpoints.sinks.iceberg.fitting import IcebergFitting
 from dagster_checkpoints.sinks.iceberg.log import IcebergLog
 from dagster_checkpoints.sinks.lake.columns import SchemaEvolution
 from dagster_checkpoints.sinks.lake.sink import LakeSink
@@ -79,11 +78,6 @@ class IcebergSink(LakeSink):
         if find_spec("pyiceberg") is None or find_spec("sqlalchemy") is None:
             raise library_missing(str(self))
 
-    def __repr__(self) -> str:
-        key = [f"key={list(self.key)}"] if self.key else []
-        overwrite = ["overwrite_partitions=True"] if self.overwrite_partitions else []
-        return f"IcebergSink({', '.join([repr(self.table), *key, *overwrite])})"
-
     @property
     def location(self) -> str:
         """The catalog's place, and the table's name in it."""
@@ -99,6 +93,5 @@ class IcebergSink(LakeSink):
         """The table's name with its namespace."""
         return self.table
 
-    def _new_fitting(self) -> IcebergFitting:
-        log = IcebergLog(self._identifier, self._catalog, str(self))
-        return IcebergFitting(log, self.partition_by, self.schema_evolution, str(self), self.replacement)
+    def _new_log(self) -> IcebergLog:
+        return IcebergLog(self._identifier, self._catalog, str(self))

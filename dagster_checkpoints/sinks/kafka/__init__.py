@@ -1,7 +1,7 @@
 """A sink for Kafka topics: rows are staged as messages in files, and sent in one Kafka transaction after the checkpoint.
 
-Read :mod:`target` first, then :mod:`transactions` (one Kafka transaction for messages and ledger), :mod:`ledger` (its values),
-:mod:`ledger_topic`, :mod:`staging` and :mod:`messages` (rows as messages). :mod:`cluster` holds the clients and their errors.
+Read :mod:`target` first, then :mod:`transactions` (one Kafka transaction for messages and ledger), :mod:`ledger_topic`,
+:mod:`staging` and :mod:`messages` (rows as messages). :mod:`cluster` holds the clients and their errors.
 """
 
 from dagster_checkpoints.sinks.kafka.sink import KafkaSink

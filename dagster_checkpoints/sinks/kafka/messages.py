@@ -5,13 +5,10 @@ The value is a column, or a JSON object of all columns::
     {"n":1,"text":"a \\"b\\"","at":"2026-01-01T00:00:00.000000Z","price":12.50,"data":"AP8=","nothing":null}
 
 Must not know topics, files or transactions.
-
-Source: RFC 8259; Spark's ``to_json`` for the form of binary values and of numbers that JSON does not have.
 """
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_checkpoints.sinks.exact_values import check_values
+from dagster_checkpoints.sinks.text import json_objects, plain_texts
 from dagster_checkpoints.systems.errors import SinkColumnsMismatch, SinkRowsRefused
 
 KEY, VALUE, HEADERS = "key", "value", "headers"
@@ -28,8 +26,6 @@ RECORD_OVERHEAD = 61 + 36
 Source: https://kafka.apache.org/documentation/#recordbatch
 """
 _HEADER_OVERHEAD = 10
-_CONTROLS = [chr(code) for code in range(0x20)]
-_SHORT_ESCAPES = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,80 +132,13 @@ class MessageFormat:
     def _bytes(self, batch: pa.RecordBatch, name: str) -> pa.Array:
         """A column as the bytes of a key, a value or a header: text in UTF-8, bytes as they are."""
         column = batch.column(name)
-        if _is_bytes(column.type):
+        if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
             return pc.cast(column, pa.binary())
-        return pc.cast(pc.cast(_text(column), pa.string()), pa.binary())
+        return pc.cast(pc.cast(plain_texts(column), pa.string()), pa.binary())
 
     def _json(self, batch: pa.RecordBatch) -> pa.Array:
-        parts: list[pa.Array | pa.Scalar] = []
-        for number, name in enumerate(self._json_columns(batch.schema)):
-            quoted = _escaped(pa.array([name], pa.large_string()))[0].as_py()
-            parts.append(_scalar(f'{"," if number else "{"}"{quoted}":'))
-            parts.append(pc.fill_null(_json_value(batch.column(name)), "null"))
-        joined = pc.binary_join_element_wise(*parts, _scalar("}"), _scalar(""))
-        return pc.cast(pc.cast(joined, pa.large_binary()), pa.binary())
-
-
-def _scalar(text: str) -> pa.Scalar:
-    return pa.scalar(text, pa.large_string())
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-def _text(column: pa.Array) -> pa.Array:
-    """Values as text, without quotes: times as ISO 8601, with Z if they are moments."""
-    if not pa.types.is_timestamp(column.type):
-        return pc.cast(column, pa.large_string())
-    zoned = column.type.tz is not None
-    plain = (
-        pc.cast(pc.cast(column, pa.timestamp("us", "UTC")), pa.timestamp("us")) if zoned else pc.cast(column, pa.timestamp("us"))
-    )
-    text = pc.replace_substring(pc.cast(plain, pa.large_string()), " ", "T", max_replacements=1)
-    return pc.binary_join_element_wise(text, _scalar("Z"), _scalar("")) if zoned else text
-
-
-def _json_value(column: pa.Array) -> pa.Array:
-    """Values as JSON texts; null stays null."""
-    kinds = pa.types
-    if kinds.is_boolean(column.type) or kinds.is_integer(column.type) or kinds.is_decimal(column.type):
-        return pc.cast(column, pa.large_string())
-    if kinds.is_floating(column.type):
-        return _json_number(column)
-    if _is_bytes(column.type):
-        texts = [None if value is None else base64.b64encode(value).decode() for value in column.to_pylist()]
-        return _quoted(pa.array(texts, pa.large_string()))
-    if kinds.is_string(column.type) or kinds.is_large_string(column.type):
-        return _quoted(_escaped(pc.cast(column, pa.large_string())))
-    return _quoted(_text(column))
-
-
-def _json_number(column: pa.Array) -> pa.Array:
-    text = pc.cast(column, pa.large_string())
-    if pc.all(pc.is_finite(column)).as_py() in (True, None):
-        return text
-    for found, named in (
-        (pc.is_nan(column), "NaN"),
-        (pc.equal(column, float("inf")), "Infinity"),
-        (pc.equal(column, float("-inf")), "-Infinity"),
-    ):
-        text = pc.if_else(found, _scalar(f'"{named}"'), text)
-    return text
-
-
-def _quoted(text: pa.Array) -> pa.Array:
-    return pc.binary_join_element_wise(_scalar('"'), text, _scalar('"'), _scalar(""))
-
-
-def _escaped(text: pa.Array) -> pa.Array:
-    if not pc.any(pc.match_substring_regex(text, r'[\x00-\x1f"\\]')).as_py():
-        return text
-    escaped = pc.replace_substring(pc.replace_substring(text, "\\", "\\\\"), '"', '\\"')
-    if pc.any(pc.match_substring_regex(escaped, r"[\x00-\x1f]")).as_py():
-        for character in _CONTROLS:
-            escaped = pc.replace_substring(escaped, character, _SHORT_ESCAPES.get(character, f"\\u{ord(character):04x}"))
-    return escaped
+        objects = json_objects(batch.select(self._json_columns(batch.schema)))
+        return pc.cast(pc.cast(objects, pa.large_binary()), pa.binary())
 
 
 def headers_of(messages: pa.RecordBatch) -> Sequence[tuple[str, list[bytes | None]]]:

@@ -39,7 +39,6 @@ KafkaAtNewStart = Literal["refuse", "keep"]
 """What a new start does if an earlier job has sent messages: they cannot be removed from a log."""
 
 _TOPIC = re.compile(r"[A-Za-z0-9._\-]+")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
 class KafkaSink(TargetSink):
@@ -182,11 +181,6 @@ class KafkaSink(TargetSink):
 
     def _cluster(self) -> KafkaCluster:
         return KafkaCluster(self._servers, self._options, str(self), self.retry_for)
-
-    def _check_names(self, context: SinkContext) -> None:
-        for what, name in (("pipeline", context.pipeline), ("stage", context.stage), ("attempt", context.attempt)):
-            if name and not _NAME.fullmatch(name):
-                raise InvalidSinkPath(f"{self}: expected a name of the {what} that can be part of a file's name, found {name!r}")
 
 
 def _directory(staging: str | os.PathLike[str]) -> Path:

@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 
 from dagster_checkpoints.sinks.engine import Plan, SinkScope
 from dagster_checkpoints.sinks.kafka.cluster import KafkaCluster
-from dagster_checkpoints.sinks.kafka.ledger import LedgerValues
-from dagster_checkpoints.sinks.kafka.ledger_topic import LedgerBlocked, LedgerTopic
+from dagster_checkpoints.sinks.kafka.ledger_topic import LedgerBlocked, LedgerTopic, LedgerValues
 from dagster_checkpoints.sinks.kafka.messages import KEY, VALUE, MessageFormat, headers_of
 from dagster_checkpoints.sinks.kafka.staging import StagedMessages, read_messages
 from dagster_checkpoints.sinks.kafka.topics import KafkaTopics
@@ -95,7 +94,7 @@ class KafkaTarget(AtomicTarget):
         topics = KafkaTopics(self._cluster, self._sink)
         target = topics.target(self._topic)
         self._ledger_topic.create(topics, target)
-        self._scope, self._guard, self._message_bytes = scope, guard, target.message_bytes
+        self._scope, self._message_bytes = scope, target.message_bytes
         self._staged = StagedMessages(self._root, scope, self._sink)
         self._transactions = KafkaTransactions(
             self._cluster, target, self._ledger_topic, scope, guard, self._retry_for, self._sink
@@ -146,7 +145,8 @@ class KafkaTarget(AtomicTarget):
         return self._staged.names()
 
     def discard(self, names: Sequence[str]) -> None:
-        self._guard(self.read_ledger())
+        assert self._transactions is not None
+        self._transactions.check_owner()
         for name in names:
             self._staged.delete(name)
 

@@ -73,9 +73,7 @@ class KafkaTopics:
 
         doing = f"looking up topic {name!r}"
         try:
-            described = self._answer(
-                doing, lambda: self._admin.describe_topics(TopicCollection([name]), request_timeout=self._cluster.request_seconds)
-            )
+            described = self._answer(doing, self._admin.describe_topics, TopicCollection([name]))
         except SinkTargetChanged:
             return None
         settings = self._settings(name)
@@ -97,24 +95,23 @@ class KafkaTopics:
             "min.cleanable.dirty.ratio": "0.1",
         }
         topic = NewTopic(name, num_partitions=1, replication_factor=replicas, config=settings)
-        create = lambda: self._admin.create_topics([topic], request_timeout=self._cluster.request_seconds)  # noqa: E731
-        self._answer(f"creating the compacted topic {name!r} of one partition", create, accept="TOPIC_ALREADY_EXISTS")
+        doing = f"creating the compacted topic {name!r} of one partition"
+        self._answer(doing, self._admin.create_topics, [topic], accept="TOPIC_ALREADY_EXISTS")
 
     def _settings(self, name: str) -> dict[str, str]:
         """The topic's settings; none if this user may not read them."""
         from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
-        resource = ConfigResource(ResourceType.TOPIC, name)
-        ask = lambda: self._admin.describe_configs([resource], request_timeout=self._cluster.request_seconds)  # noqa: E731
-        found = self._answer(f"reading the settings of topic {name!r}", ask, accept="TOPIC_AUTHORIZATION_FAILED")
+        doing, resource = f"reading the settings of topic {name!r}", ConfigResource(ResourceType.TOPIC, name)
+        found = self._answer(doing, self._admin.describe_configs, [resource], accept="TOPIC_AUTHORIZATION_FAILED")
         return {} if found is None else {key: entry.value for key, entry in found.items()}
 
-    def _answer(self, doing: str, ask: Callable[[], dict[Any, Future[Any]]], accept: str = "") -> Any:
-        """The only answer to a question; None for the error with the accepted name."""
+    def _answer(self, doing: str, ask: Callable[..., dict[Any, Future[Any]]], subject: Any, accept: str = "") -> Any:
+        """The answer to a question about one subject; None for the error with the accepted name."""
         from confluent_kafka import KafkaException
 
         try:
-            (future,) = ask().values()
+            (future,) = ask(subject, request_timeout=self._cluster.request_seconds).values()
             return future.result(self._cluster.request_seconds + 5)
         except (KafkaException, TimeoutError) as error:
             if isinstance(error, KafkaException) and error.args[0].name() == accept:

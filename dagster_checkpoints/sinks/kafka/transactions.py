@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING
 
 from dagster_checkpoints.sinks.engine import Plan, SinkScope
 from dagster_checkpoints.sinks.kafka.cluster import KafkaCluster
-from dagster_checkpoints.sinks.kafka.ledger import LedgerValues, ledger_key
-from dagster_checkpoints.sinks.kafka.ledger_topic import LedgerBlocked, LedgerTopic
+from dagster_checkpoints.sinks.kafka.ledger_topic import LedgerBlocked, LedgerTopic, LedgerValues, ledger_key
 from dagster_checkpoints.sinks.kafka.topics import KafkaTopic
 from dagster_checkpoints.sinks.ledger import Change, Ledger, encode_ledger
 from dagster_checkpoints.sinks.target import Guard
@@ -143,6 +142,17 @@ class KafkaTransactions:
             SinkUnavailable: the cluster does not answer.
         """
         self._retried(lambda: None, "taking over the topic")
+
+    def check_owner(self) -> None:
+        """Refuse an older owner, as far as the ledger topic can be read without waiting for transactions that are open.
+
+        Raises:
+            SinkFenced: there is a newer one.
+            SinkUnavailable: the cluster does not answer.
+        """
+        found = self._ledger_topic.read_committed().ledger(self._scope)
+        if found is not None:  # not kept: its own newest record may be behind an open transaction
+            self._guard(found)
 
     def perform(self, plan: Plan, send: Send) -> Change | None:
         """Change the instance's ledger, and send messages, in one Kafka transaction.

@@ -37,9 +37,6 @@ _DATA_FILE = re.compile(
     rf"{_DATA}/(?P<pipeline>{_NAME})/(?P<stage>{_NAME})-\d+/(?P<attempt>{_NAME})/\d{{6,}}/(?:remainders/)?(?P<file>[^/]+)"
 )
 
-VALID_NAME = re.compile(_NAME)
-"""A name that can be a part of these names."""
-
 
 @dataclass(frozen=True, slots=True)
 class InstanceNames:

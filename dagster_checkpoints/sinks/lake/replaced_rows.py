@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from dagster_checkpoints.sinks.engine import SinkScope
 from dagster_checkpoints.sinks.lake.keys import KeyColumns, key_types, newest_of_each_key, split, with_keys
 from dagster_checkpoints.sinks.lake.names import TransactionName, origin_of, remainder_epoch
-from dagster_checkpoints.sinks.lake.placement import Placement
+from dagster_checkpoints.sinks.lake.placement import Placement, RowPlacement
 from dagster_checkpoints.sinks.lake.table_log import ActiveFile, DataFile, TableLog
 from dagster_checkpoints.systems.errors import SinkUnavailable
 
@@ -47,7 +47,7 @@ class _Group(NamedTuple):
     origin: str | None
 
 
-class ReplacedRows:
+class ReplacedRows(RowPlacement):
     """The rows of one transaction, which replace those with their keys; of two rows with one key the later one is kept.
 
     Args:
@@ -72,7 +72,7 @@ class ReplacedRows:
         self._scope = scope
         self._sink = sink
         self._name = name
-        self._files = {file.path: file for file in files}
+        super().__init__(files)
         self._key = KeyColumns(key, {})
         self._keys: pa.Table | None = None
         self._texts: list[tuple[str, set[str | None]]] = []
@@ -93,7 +93,7 @@ class ReplacedRows:
         for file in origins:
             origin = origin_of(file.path, self._scope.pipeline, self._scope.stage)
             groups[_Group(tuple(file.partition.items()), origin)].add(file.path)
-        add = [file for file in self._files.values() if file not in superseded]
+        add = [file for file in self._files if file not in superseded]
         for group, paths in groups.items():
             add += self._remainder(group, frozenset(paths))
         self._used = {file.path for file in add}
@@ -105,14 +105,14 @@ class ReplacedRows:
     # Reading keys
 
     def _read_transaction(self) -> None:
-        first = next(iter(self._files.values()))
+        first = self._files[0]
         with self._reads(first.path):
             stored = [name for name in self._key.names if name not in first.partition]
             types = key_types(self._log.readable(first.path), stored)
         self._key = KeyColumns(self._key.names, types)
-        read = [self._read(file.path, file.partition) for file in self._files.values()]
+        read = [self._read(file.path, file.partition) for file in self._files]
         self._keys, replaced = newest_of_each_key(read)
-        self._replaced = dict(zip(self._files, replaced, strict=True))
+        self._replaced = {file.path: mask for file, mask in zip(self._files, replaced, strict=True)}
         self._texts = [
             (name, set(self._keys.column(number).unique().to_pylist()))
             for number, name in enumerate(self._key.names)
@@ -121,7 +121,7 @@ class ReplacedRows:
 
     def _superseded(self) -> list[DataFile]:
         """The transaction's files with rows that later rows of the transaction replace."""
-        return [file for path, file in self._files.items() if self._replaced[path] is not None]
+        return [file for file in self._files if self._replaced[file.path] is not None]
 
     def _with_rows_to_replace(self) -> list[ActiveFile]:
         assert self._keys is not None
@@ -185,7 +185,7 @@ class ReplacedRows:
     def _placed(self, parts: Sequence[Path], partition: dict[str, str | None], origin: str | None) -> list[DataFile]:
         files, sources = [], {}
         for part in parts:
-            prepared = self._log.described(part, partition)
+            prepared = self._log.described(part, pq.read_metadata(part), partition)
             path = self._name.remainder(self._scope.owner.epoch, self._token, origin, len(self._written))
             self._written.append(path)
             files.append(DataFile(path, part.stat().st_size, prepared.rows, prepared.statistics, partition))

@@ -16,12 +16,11 @@ from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.sinks.base import AtNewStart, SinkContext
 from dagster_checkpoints.sinks.lake.columns import SchemaEvolution
 from dagster_checkpoints.sinks.lake.fitting import FileFitting
-from dagster_checkpoints.sinks.lake.names import VALID_NAME
-from dagster_checkpoints.sinks.lake.replacement import Replacement
+from dagster_checkpoints.sinks.lake.placement import Replacement
+from dagster_checkpoints.sinks.lake.table_log import TableLog
 from dagster_checkpoints.sinks.lake.target import LakeTarget
 from dagster_checkpoints.sinks.target_sink import TargetSink
 from dagster_checkpoints.sinks.unwritable import try_directory
-from dagster_checkpoints.systems.errors import InvalidSinkPath
 
 
 class LakeSink(TargetSink):
@@ -39,6 +38,7 @@ class LakeSink(TargetSink):
     """
 
     noun = "table"
+    table: str
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class LakeSink(TargetSink):
         self.overwrite_partitions = overwrite_partitions
         _check_replacement(self)
 
-    @property
-    def supported_output_modes(self) -> frozenset[str]:  # type: ignore[override]
-        """With a key also ``update`` and ``complete``, whose rows replace earlier ones."""
-        return frozenset({"append", "update", "complete"} if self.key else {"append"})
+    def __repr__(self) -> str:
+        key = [f"key={list(self.key)}"] if self.key else []
+        overwrite = ["overwrite_partitions=True"] if self.overwrite_partitions else []
+        return f"{type(self).__name__}({', '.join([repr(self.table), *key, *overwrite])})"
 
     @property
     def bounded_only(self) -> bool:
@@ -84,8 +84,11 @@ class LakeSink(TargetSink):
         return Replacement(self.key, self.overwrite_partitions)
 
     @abstractmethod
+    def _new_log(self) -> TableLog:
+        """The table, which has not been read."""
+
     def _new_fitting(self) -> FileFitting:
-        """Fits files to the table, which has not been read."""
+        return FileFitting(self._new_log(), self.partition_by, self.schema_evolution, str(self), self.replacement)
 
     def new_target(self) -> LakeTarget:
         return LakeTarget(self._new_fitting(), str(self))
@@ -141,11 +144,6 @@ class LakeSink(TargetSink):
         directory = local_path(self.uri) if self.uri is not None else None
         if directory is not None:
             try_directory(directory, sink)
-
-    def _check_names(self, context: SinkContext) -> None:
-        for what, name in (("pipeline", context.pipeline), ("stage", context.stage), ("attempt", context.attempt)):
-            if name and not VALID_NAME.fullmatch(name):
-                raise InvalidSinkPath(f"{self}: expected a name of the {what} that can be part of a file's name, found {name!r}")
 
 
 def _names(columns: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -5,8 +5,11 @@ Must not know what the sink records, nor which rows belong to which checkpoint.
 
 from __future__ import annotations
 
+import random
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,11 +17,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from dagster_checkpoints.sinks.lake.columns import Column
+from dagster_checkpoints.sinks.unwritable import place_error
+from dagster_checkpoints.systems.errors import SinkError, SinkTargetChanged, SinkUnavailable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from dagster_checkpoints.systems.table_files import TableFiles
+
+
+_PLANS = 30
+_WAIT_SECONDS = 0.05
 
 
 class DataFile(msgspec.Struct, frozen=True):
@@ -133,26 +142,46 @@ class TableShape:
 
 @dataclass(frozen=True, slots=True)
 class TableFormat:
-    """A table format, as texts name it.
+    """A table format.
 
     Args:
         name: its name.
         cleaning: a sentence: what deletes files that the table does not refer to, and when; without its full stop.
         rewriting: the operations of other programs that replace files.
+        access: what to look into if the table cannot be reached.
+        partition_types: the types that a partition column may have, beside decimals.
+        key_types: likewise a column of a key.
+        compression: how data files are compressed.
+        partitions_in_files: whether data files have the partition columns, too.
+        names_return: whether a file that was removed can be added again under its name, so that no program deletes it as a
+            removed one.
     """
 
     name: str
     cleaning: str
     rewriting: str
+    access: str
+    partition_types: tuple[str, ...]
+    key_types: tuple[str, ...]
+    compression: str
+    partitions_in_files: bool
+    names_return: bool
 
 
 class TableLog(ABC):
-    """A table, which need not exist."""
+    """A table, which need not exist.
+
+    Args:
+        sink: the sink as errors name it.
+        where: the table's directory; for other locations a URL, or the name of its catalog, without credentials.
+    """
 
     format: ClassVar[TableFormat]
-    names_return: ClassVar[bool]
-    """Whether a file that was removed can be added again under its name, so that no program deletes it as a removed one."""
     files: TableFiles
+
+    def __init__(self, sink: str, where: object) -> None:
+        self._sink = sink
+        self._where = where
 
     @property
     @abstractmethod
@@ -170,6 +199,21 @@ class TableLog(ABC):
     @abstractmethod
     def schema_of(self, columns: Sequence[Column]) -> str:
         """Columns as text, all of which may be null."""
+
+    @abstractmethod
+    def columns_in(self, file: Path) -> tuple[Column, ...]:
+        """The columns of a Parquet file. Raises an exception of the format's library for a type that it does not have."""
+
+    @abstractmethod
+    def check_table(self, *, replaces: bool) -> None:
+        """Check that files of a stage can become a part of the table, which exists.
+
+        Args:
+            replaces: whether the stage's rows replace others.
+
+        Raises:
+            SinkColumnsMismatch: the table asks something of its writers that this sink does not do.
+        """
 
     @abstractmethod
     def find(self) -> bool:
@@ -205,7 +249,6 @@ class TableLog(ABC):
     def add_columns(self, columns: Sequence[Column]) -> object:
         """Add columns that the table does not have. Another program may change it at the same moment: look at the result."""
 
-    @abstractmethod
     def commit(self, plan: Callable[[], LakeChange | None]) -> int | None:
         """Plan a change from the newest state of the table and commit it, again until no other commit interferes.
 
@@ -219,6 +262,27 @@ class TableLog(ABC):
             SinkUnavailable: the store did not answer, or other commits interfered again and again.
             SinkTargetChanged: the table was dropped, or created again.
         """
+        for attempt in range(_PLANS):
+            self.refresh()
+            change = plan()  # also after an unknown outcome: the plan finds what is recorded
+            if change is None:
+                return None
+            try:
+                with self._reached("commit to"):
+                    return self._write(change)
+            except SinkUnavailable as error:
+                if attempt == _PLANS - 1 or not self._is_conflict(error.__cause__):
+                    raise
+                time.sleep(random.uniform(0, _WAIT_SECONDS * min(attempt, 10)))
+        raise AssertionError("unreachable")
+
+    @abstractmethod
+    def _write(self, change: LakeChange) -> int:
+        """Commit a change on top of the table as it was read last. Returns the table's version with it."""
+
+    @abstractmethod
+    def _is_conflict(self, error: BaseException | None) -> bool:
+        """Whether the library has raised this since another commit interfered, or without knowing what became of its own."""
 
     def close(self) -> None:  # noqa: B027 - optional
         """Release the connection; the table can be read again."""
@@ -241,14 +305,53 @@ class TableLog(ABC):
         """The type of each column of the table, as Arrow has it."""
 
     @abstractmethod
-    def described(self, file: Path, partition: Mapping[str, str | None]) -> PreparedFile:
+    def takes(self, metadata: Any) -> bool:
+        """Whether a Parquet file of the stage, with this footer, can be a data file as it is, in a table without partitions."""
+
+    @abstractmethod
+    def partition_texts(self, values: Mapping[str, Any]) -> dict[str, str | None]:
+        """The values of a partition, by column, as the format writes them."""
+
+    @abstractmethod
+    def described(self, file: Path, metadata: Any, partition: Mapping[str, str | None]) -> PreparedFile:
         """A file that fits the table, with its statistics.
 
         Args:
             file: a Parquet file on this machine.
+            metadata: its footer.
             partition: the partition's values by column.
         """
 
     @abstractmethod
     def check_may_remove(self) -> None:
         """Check that files can be removed from the table. Raises SinkCannotTakeBack."""
+
+    @abstractmethod
+    def _library_errors(self) -> tuple[type[Exception], ...]:
+        """What the library raises if a store or a catalog does not do what it was asked. Raises SinkLibraryMissing."""
+
+    def _found(self, error: Exception) -> str:
+        """The text of such an error, without credentials."""
+        return " ".join(str(error).split())
+
+    @contextmanager
+    def _reached(self, what: str) -> Iterator[None]:
+        """Turn errors of the library in the block into the sink's; `what` is what it does with the table."""
+        errors = self._library_errors()
+        try:
+            yield
+        except SinkError:
+            raise
+        except errors as error:
+            found, name = self._found(error), self.format.name
+            raise place_error(error, self._sink, self._where, found) or SinkUnavailable(
+                f"{self._sink}: expected to {what} the {name} table, found: {found or type(error).__name__}. Check "
+                f"{self.format.access}, and the space that is left; another attempt may succeed"
+            ) from error
+
+    def _changed(self, found: str) -> SinkTargetChanged:
+        return SinkTargetChanged(
+            f"{self._sink}: expected the {self.format.name} table that this run has opened, found {found}: it was dropped or "
+            "replaced while the run wrote to it. Restore the table from a backup and start the run again; or begin a new job "
+            "that writes all rows again"
+        )

@@ -19,9 +19,7 @@ from tempfile import TemporaryDirectory
 
 from dagster_checkpoints.sinks.engine import Plan, SinkScope
 from dagster_checkpoints.sinks.lake.columns import added, differences
-from dagster_checkpoints.sinks.lake.earlier_jobs import files_of_other_jobs, transactions_of, visible_rows
-from dagster_checkpoints.sinks.lake.fitting import FileFitting
-from dagster_checkpoints.sinks.lake.fitting import Target as Fitted
+from dagster_checkpoints.sinks.lake.fitting import FileFitting, Fitted
 from dagster_checkpoints.sinks.lake.ledger import (
     changed_numbers,
     committed_of,
@@ -38,11 +36,11 @@ from dagster_checkpoints.sinks.lake.names import (
     staged_name,
     transactions_in,
 )
-from dagster_checkpoints.sinks.lake.placement import RowPlacement
-from dagster_checkpoints.sinks.lake.replacement import rows_placement
+from dagster_checkpoints.sinks.lake.placement import JobPartitions, ReplacedPartitions, RowPlacement
+from dagster_checkpoints.sinks.lake.replaced_rows import ReplacedRows
+from dagster_checkpoints.sinks.lake.stage_rows import RowVisibility, files_of_other_jobs, transactions_of, visible_rows
 from dagster_checkpoints.sinks.lake.table_log import ActiveFile, DataFile, LakeChange, PreparedFile, StagedTransaction
 from dagster_checkpoints.sinks.lake.transactions import TransactionFiles
-from dagster_checkpoints.sinks.lake.visibility import RowVisibility
 from dagster_checkpoints.sinks.ledger import Change, Commit, Ledger, Staged, StagedName
 from dagster_checkpoints.sinks.target import AtomicTarget, Batch, Guard, Sealed
 from dagster_checkpoints.systems.errors import (
@@ -124,7 +122,7 @@ class LakeTarget(AtomicTarget):
         self._scope, self._guard = scope, guard
         self._names = InstanceNames(scope.pipeline, scope.stage, scope.index)
         self._attempt, _ = attempt_and_number(StagedName(scope.owner, scope.attempt, 0).text, scope.job)
-        self._placements = rows_placement(self._log, self._fitting.replacement, scope, self._files.data_files, self._sink)
+        self._partitions = JobPartitions(self._log, scope, self._files.data_files)
         if self._log.find():
             self._fitting.check_table()
 
@@ -157,7 +155,7 @@ class LakeTarget(AtomicTarget):
             fitted = self._fitting.fit(batch.files[0], self._create, lambda: self._guard(self._ledger()))
             self._exists()
             self._fitted = fitted = self._fitted or fitted
-            prepared = [part for file in batch.files for part in self._fitting.prepare(file, fitted, Path(scratch))]
+            prepared = [part for file in batch.files for part in self._fitting.prepare(file, fitted.partition_by, Path(scratch))]
             self._check_nulls(prepared, fitted)
             if not prepared:
                 return
@@ -318,7 +316,12 @@ class LakeTarget(AtomicTarget):
     def _placement(self, name: TransactionName) -> RowPlacement:
         content = self._files.complete(name)
         self._check_table(content)
-        return self._placements(name, content)
+        replacement = self._fitting.replacement
+        if replacement.key:
+            return ReplacedRows(self._log, self._scope, self._sink, name, content.files, replacement.key)
+        if replacement.partitions:
+            return ReplacedPartitions(content.files, self._log, self._partitions)
+        return RowPlacement(content.files)
 
     def _described(self, change: Change, numbers: Mapping[str, int]) -> dict[str, str]:
         """A change, for people."""

@@ -8,7 +8,7 @@ Source: https://www.postgresql.org/docs/current/sql-copy.html, "Text Format"; ht
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ _ROWS_AT_A_TIME = 16384
 _ESCAPES = (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
 
 
-def read_batches(files: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def read_batches(files: Sequence[Path]) -> Iterator[pa.RecordBatch]:
     """The rows of Parquet files, in the order of the files."""
     for file in files:
         with pq.ParquetFile(file) as parquet:
@@ -91,7 +91,7 @@ def sqlite_rows(batch: pa.RecordBatch, first: int) -> list[tuple[Any, ...]]:
 def _sqlite_values(column: pa.Array) -> list[Any]:
     kinds = pa.types
     if kinds.is_decimal(column.type):
-        return [None if value is None else format(value, "f") for value in _decimals(column)]
+        return [None if value is None else format(value, "f") for value in column.to_pylist()]
     if kinds.is_timestamp(column.type) or kinds.is_date(column.type):
         values: list[Any] = pc.cast(_plain(column), pa.string()).to_pylist()
         return values
@@ -99,8 +99,3 @@ def _sqlite_values(column: pa.Array) -> list[Any]:
         column = pc.cast(column, pa.int8())
     values = column.to_pylist()
     return values
-
-
-def _decimals(column: pa.Array) -> list[Decimal | None]:
-    found: list[Decimal | None] = column.to_pylist()
-    return found

@@ -84,11 +84,6 @@ class SqlSink(TargetSink):
         return getattr(self._url, "__name__", "function") if callable(self._url) else repr(sql_address(self._url).shown)
 
     @property
-    def supported_output_modes(self) -> frozenset[str]:  # type: ignore[override]
-        """With a key also ``update`` and ``complete``, whose rows replace earlier ones."""
-        return frozenset({"append", "update", "complete"} if self.key else {"append"})
-
-    @property
     def location(self) -> str | None:
         """The database, the schema and the table; None if only a run knows the database."""
         if is_known_now(self._url):

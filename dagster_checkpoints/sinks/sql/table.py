@@ -11,24 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    MetaData,
-    Table,
-    Text,
-    cast,
-    column,
-    delete,
-    func,
-    insert,
-    inspect,
-    literal,
-    quoted_name,
-    select,
-    text,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateTable, DropTable
 
@@ -38,7 +21,7 @@ from dagster_checkpoints.sinks.sql.rows import copy_text, sqlite_rows
 from dagster_checkpoints.systems.errors import SinkColumnsMismatch, SinkTargetChanged, SinkTransactionLost
 from dagster_checkpoints.systems.sql_address import IDENTIFIER_BYTES, DatabaseKind
 
-_POSITION: Any = column(POSITION, BigInteger)
+_POSITION: Any = sa.column(POSITION, sa.BigInteger)
 
 
 class SinkTable:
@@ -65,13 +48,16 @@ class SinkTable:
 
     # The table
 
-    def exists(self, connection: Connection) -> bool:
-        return inspect(connection).has_table(self._name, schema=self._schema)
+    def exists(self, connection: sa.Connection) -> bool:
+        return self._has(connection, self._name)
 
-    def has_rows(self, connection: Connection) -> bool:
-        return connection.execute(select(literal(1)).select_from(self._table()).limit(1)).first() is not None
+    def _has(self, connection: sa.Connection, name: str) -> bool:
+        return sa.inspect(connection).has_table(name, schema=self._schema)
 
-    def prepare(self, connection: Connection, columns: Sequence[SinkColumn]) -> dict[str, ColumnLimits]:
+    def has_rows(self, connection: sa.Connection) -> bool:
+        return connection.execute(sa.select(sa.literal(1)).select_from(self._table()).limit(1)).first() is not None
+
+    def prepare(self, connection: sa.Connection, columns: Sequence[SinkColumn]) -> dict[str, ColumnLimits]:
         """Create the table, or check that the existing one holds the rows.
 
         Args:
@@ -84,7 +70,7 @@ class SinkTable:
         Raises:
             SinkColumnsMismatch: the table does not fit the stage's rows, or is a view.
         """
-        inspector = inspect(connection)
+        inspector = sa.inspect(connection)
         if not inspector.has_table(self._name, schema=self._schema):
             self._create(connection, columns)
             return column_limits((), columns, self._key, self._kind)
@@ -100,13 +86,13 @@ class SinkTable:
             )
         return column_limits(found, columns, self._key, self._kind)
 
-    def _create(self, connection: Connection, columns: Sequence[SinkColumn]) -> None:
+    def _create(self, connection: sa.Connection, columns: Sequence[SinkColumn]) -> None:
         table = self._table()
         for each in columns:
             in_key = each.name in self._key
-            table.append_column(Column(each.name, each.type, primary_key=in_key, autoincrement=False, nullable=not in_key))
+            table.append_column(sa.Column(each.name, each.type, primary_key=in_key, autoincrement=False, nullable=not in_key))
         if self._checkpoint_column is not None:
-            table.append_column(Column(self._checkpoint_column, Text))
+            table.append_column(sa.Column(self._checkpoint_column, sa.Text))
         connection.execute(CreateTable(table))
 
     def _is_unique(self, inspector: Any) -> bool:
@@ -119,41 +105,41 @@ class SinkTable:
         ]
         return any(set(names) == set(self._key) for names in unique)
 
-    def empty(self, connection: Connection) -> None:
+    def empty(self, connection: sa.Connection) -> None:
         """Delete all rows, also those that were taken back."""
         for table in (self._table(), self._taken_back()):
-            if inspect(connection).has_table(table.name, schema=self._schema):
-                connection.execute(delete(table))
+            if self._has(connection, table.name):
+                connection.execute(sa.delete(table))
 
-    def delete_marked(self, connection: Connection, marks: Sequence[str]) -> None:
+    def delete_marked(self, connection: sa.Connection, marks: Sequence[str]) -> None:
         """Delete the rows of these checkpoints, also those that were taken back."""
         for table in (self._table(), self._taken_back()):
-            if inspect(connection).has_table(table.name, schema=self._schema):
+            if self._has(connection, table.name):
                 for mark in marks:
-                    connection.execute(delete(table).where(self._mark() == mark))
+                    connection.execute(sa.delete(table).where(self._mark() == mark))
 
     # Staging tables
 
     def staging_name(self, token: str) -> str:
         return self._derived(f"__staging_{token}")
 
-    def create_staging(self, connection: Connection, staging: str, columns: Sequence[str]) -> None:
+    def create_staging(self, connection: sa.Connection, staging: str, columns: Sequence[str]) -> None:
         """Create a staging table with the types of the target's columns, and without its constraints."""
         if not self.exists(connection):
             raise SinkTargetChanged(
                 f"{self._sink}: expected the table as it was when the run began, found that it does not exist: it was dropped. "
                 "Restore it from a backup if it held rows, and start the run again"
             )
-        position = cast(literal(0), BigInteger).label(POSITION)
-        chosen = select(position, *_columns(columns)).select_from(self._table()).where(text("1 = 0"))
+        position = sa.cast(sa.literal(0), sa.BigInteger).label(POSITION)
+        chosen = sa.select(position, *_columns(columns)).select_from(self._table()).where(sa.text("1 = 0"))
         compiled = chosen.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
         name = connection.dialect.identifier_preparer.format_table(self._staging(staging))
         connection.exec_driver_sql(f"CREATE TABLE {name} AS {compiled}")
 
-    def drop_staging(self, connection: Connection, staging: str) -> None:
+    def drop_staging(self, connection: sa.Connection, staging: str) -> None:
         connection.execute(DropTable(self._staging(staging), if_exists=True))
 
-    def stage(self, connection: Connection, staging: str, batch: pa.RecordBatch, first: int) -> None:
+    def stage(self, connection: sa.Connection, staging: str, batch: pa.RecordBatch, first: int) -> None:
         """Add rows to a staging table; the first one gets the number ``first``."""
         preparer = connection.dialect.identifier_preparer
         name = preparer.format_table(self._staging(staging))
@@ -167,11 +153,11 @@ class SinkTable:
         with _driver_cursor(connection) as cursor, cursor.copy(f"COPY {name} ({columns}) FROM STDIN".replace("%%", "%")) as copy:
             copy.write(data)
 
-    def unstage(self, connection: Connection, staging: str, first: int, end: int) -> None:
+    def unstage(self, connection: sa.Connection, staging: str, first: int, end: int) -> None:
         """Delete the rows with the numbers ``first`` to ``end`` - 1 from a staging table."""
-        connection.execute(delete(self._staging(staging)).where(first <= _POSITION, end > _POSITION))
+        connection.execute(sa.delete(self._staging(staging)).where(first <= _POSITION, end > _POSITION))
 
-    def move(self, connection: Connection, staging: str, rows: int, mark: str | None) -> None:
+    def move(self, connection: sa.Connection, staging: str, rows: int, mark: str | None) -> None:
         """Move a staging table's rows to the target.
 
         Args:
@@ -184,27 +170,27 @@ class SinkTable:
             SinkTransactionLost: the staging table has another number of rows.
         """
         source = self._staging(staging)
-        found = connection.execute(select(func.count()).select_from(source)).scalar_one()
+        found = connection.execute(sa.select(sa.func.count()).select_from(source)).scalar_one()
         if found != rows:
             raise SinkTransactionLost(
                 f"{self._sink}: expected {rows} staged rows in {staging}, found {found}: another program has changed that table"
             )
-        names = [each["name"] for each in inspect(connection).get_columns(staging, schema=self._schema)][1:]
+        names = [each["name"] for each in sa.inspect(connection).get_columns(staging, schema=self._schema)][1:]
         self._insert(connection, source, names, mark)
         self.drop_staging(connection, staging)
 
-    def _insert(self, connection: Connection, source: Table, names: list[str], mark: str | None) -> None:
+    def _insert(self, connection: sa.Connection, source: sa.Table, names: list[str], mark: str | None) -> None:
         target = self._table(names)
-        chosen = select(*_columns(names))
+        chosen = sa.select(*_columns(names))
         if mark is not None:
             assert self._checkpoint_column is not None
-            target.append_column(Column(self._checkpoint_column))
-            chosen = chosen.add_columns(literal(mark, Text).label("mark"))
+            target.append_column(sa.Column(self._checkpoint_column))
+            chosen = chosen.add_columns(sa.literal(mark, sa.Text).label("mark"))
         if not self._key:
             written = [*names, *([] if mark is None else [str(self._checkpoint_column)])]
-            connection.execute(insert(target).from_select(written, chosen.select_from(source)))
+            connection.execute(sa.insert(target).from_select(written, chosen.select_from(source)))
             return
-        newest = select(func.max(_POSITION)).select_from(source).group_by(*_columns(self._key))
+        newest = sa.select(sa.func.max(_POSITION)).select_from(source).group_by(*_columns(self._key))
         # SQLite needs a WHERE between SELECT and ON CONFLICT.
         chosen = chosen.select_from(source).where(_POSITION.in_(newest))
         upsert: Any = (postgresql if self._kind == "postgresql" else sqlite).insert(target).from_select(names, chosen)
@@ -217,19 +203,19 @@ class SinkTable:
 
     # Taken-back rows
 
-    def take_back(self, connection: Connection, mark: str) -> int:
+    def take_back(self, connection: sa.Connection, mark: str) -> int:
         """Hide the rows of a checkpoint. Returns their number."""
         hidden = self._taken_back()
-        if not inspect(connection).has_table(hidden.name, schema=self._schema):
+        if not self._has(connection, hidden.name):
             preparer = connection.dialect.identifier_preparer
             target, created = preparer.format_table(self._table()), preparer.format_table(hidden)
             connection.exec_driver_sql(f"CREATE TABLE {created} AS SELECT * FROM {target} WHERE 1 = 0")
         return self._move_marked(connection, self._table(), hidden, mark)
 
-    def show_again(self, connection: Connection, mark: str) -> int:
+    def show_again(self, connection: sa.Connection, mark: str) -> int:
         """Show the rows of a checkpoint that were hidden. Returns their number."""
         hidden = self._taken_back()
-        if not inspect(connection).has_table(hidden.name, schema=self._schema):
+        if not self._has(connection, hidden.name):
             return 0
         return self._move_marked(connection, hidden, self._table(), mark)
 
@@ -237,30 +223,30 @@ class SinkTable:
     def taken_back_name(self) -> str:
         return self._derived("__taken_back")
 
-    def _move_marked(self, connection: Connection, source: Table, into: Table, mark: str) -> int:
-        found = inspect(connection).get_columns(self._name, schema=self._schema)
+    def _move_marked(self, connection: sa.Connection, source: sa.Table, into: sa.Table, mark: str) -> int:
+        found = sa.inspect(connection).get_columns(self._name, schema=self._schema)
         names = [each["name"] for each in found if not is_computed(each)]
-        chosen = select(*_columns(names)).select_from(source).where(self._mark() == mark)
-        connection.execute(insert(self._named(into.name, names)).from_select(names, chosen))
-        return int(connection.execute(delete(source).where(self._mark() == mark)).rowcount)
+        chosen = sa.select(*_columns(names)).select_from(source).where(self._mark() == mark)
+        connection.execute(sa.insert(self._named(into.name, names)).from_select(names, chosen))
+        return int(connection.execute(sa.delete(source).where(self._mark() == mark)).rowcount)
 
     def _mark(self) -> Any:
         assert self._checkpoint_column is not None
-        return column(quoted_name(self._checkpoint_column, True), Text)
+        return sa.column(sa.quoted_name(self._checkpoint_column, True), sa.Text)
 
     # Names
 
-    def _table(self, columns: Sequence[str] = ()) -> Table:
+    def _table(self, columns: Sequence[str] = ()) -> sa.Table:
         return self._named(self._name, columns)
 
-    def _staging(self, staging: str) -> Table:
+    def _staging(self, staging: str) -> sa.Table:
         return self._named(staging)
 
-    def _taken_back(self) -> Table:
+    def _taken_back(self) -> sa.Table:
         return self._named(self.taken_back_name)
 
-    def _named(self, name: str, columns: Sequence[str] = ()) -> Table:
-        return Table(name, MetaData(), *(Column(each, quote=True) for each in columns), schema=self._schema, quote=True)
+    def _named(self, name: str, columns: Sequence[str] = ()) -> sa.Table:
+        return sa.Table(name, sa.MetaData(), *(sa.Column(each, quote=True) for each in columns), schema=self._schema, quote=True)
 
     def _derived(self, suffix: str) -> str:
         """The target's name with a suffix, within the length of PostgreSQL's names."""
@@ -273,11 +259,11 @@ class SinkTable:
 
 def _columns(names: Sequence[str]) -> list[Any]:
     """Columns without their table: the statement names the table."""
-    return [column(quoted_name(name, True)) for name in names]
+    return [sa.column(sa.quoted_name(name, True)) for name in names]
 
 
 @contextmanager
-def _driver_cursor(connection: Connection) -> Iterator[Any]:
+def _driver_cursor(connection: sa.Connection) -> Iterator[Any]:
     """The driver's cursor, for COPY; a connection that was lost meanwhile is not used again."""
     driver = connection.connection.driver_connection
     assert driver is not None

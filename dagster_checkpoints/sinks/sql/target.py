@@ -29,7 +29,7 @@ from dagster_checkpoints.sinks.sql.ledger import COMMITS, TRANSACTIONS, SqlClaim
 from dagster_checkpoints.sinks.sql.rows import read_batches
 from dagster_checkpoints.sinks.sql.table import SinkTable
 from dagster_checkpoints.sinks.target import AtomicTarget, Batch, Guard, Sealed
-from dagster_checkpoints.sinks.transaction_copies import TransactionCopies
+from dagster_checkpoints.sinks.temporary_folder import TransactionCopies
 from dagster_checkpoints.sinks.unwritable import try_directory
 from dagster_checkpoints.systems.errors import SinkCannotTakeBack, SinkTransactionLost
 from dagster_checkpoints.systems.sql_address import SqlAddress
@@ -241,7 +241,7 @@ class SqlTarget(AtomicTarget):
         return staging
 
     def _insert(self, connection: Connection, staging: str, files: Sequence[Path], first: int) -> None:
-        for batch in read_batches([str(file) for file in files]):
+        for batch in read_batches(files):
             check_values(batch, self._limits, self._key, self._sink)
             self._table.stage(connection, staging, batch, first)
             first += batch.num_rows

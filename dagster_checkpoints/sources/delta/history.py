@@ -35,8 +35,7 @@ from dagster_checkpoints.sources.errors import (
 )
 from dagster_checkpoints.sources.lake.arguments import ChangedRows
 from dagster_checkpoints.sources.lake.positions import LakeFile
-from dagster_checkpoints.systems.delta_files import StoredTableFiles
-from dagster_checkpoints.systems.table_files import LocalTableFiles, TableFiles
+from dagster_checkpoints.systems.table_files import DeltaTableFiles, LocalTableFiles, TableFiles
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -75,7 +74,7 @@ class DeltaHistory:
         self._absent: tuple[int, float] | None = None  # a version that was not there, and until when it is not looked for
         directory = local_path(url)
         self._local = directory is not None
-        self._files: TableFiles = LocalTableFiles(directory) if directory else StoredTableFiles(url, self._options)
+        self._files: TableFiles = LocalTableFiles(directory) if directory else DeltaTableFiles(url, self._options)
         self._base = f"file:{directory}" if directory else url.replace("s3://", "s3a://", 1)
 
     def open(self) -> None:

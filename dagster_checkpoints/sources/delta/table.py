@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from dagster_checkpoints.sources.errors import InvalidSource, SourceLibraryMissing
-from dagster_checkpoints.systems.delta_places import delta_url
 from dagster_checkpoints.systems.errors import InvalidSinkPath
+from dagster_checkpoints.systems.locations import delta_url
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,6 +13,7 @@ import pytest
 from bench.kafka_broker import KafkaBroker
 from dagster_checkpoints.sinks import KafkaSink
 from dagster_checkpoints.testing import SinkConformance
+from tests.sinks.suites import TargetConformance
 
 SERVERS = "DAGSTER_CHECKPOINTS_TEST_KAFKA"
 
@@ -59,7 +60,7 @@ def connected() -> KafkaBroker:
     return Connected()
 
 
-class TestKafka(KafkaRows):
+class TestKafka(TargetConformance, KafkaRows):
     older_restore = "refuses"
     crash_points = 4
 

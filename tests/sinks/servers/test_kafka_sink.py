@@ -36,11 +36,10 @@ from dagster_checkpoints.sinks import (
     SinkTargetChanged,
     SinkTransactionLost,
     SinkUnavailable,
-    UnreadableSinkTransaction,
 )
 from dagster_checkpoints.sinks.engine import SinkScope
 from dagster_checkpoints.sinks.kafka.cluster import KafkaCluster
-from dagster_checkpoints.sinks.kafka.ledger import LedgerValues, ledger_key
+from dagster_checkpoints.sinks.kafka.ledger_topic import LedgerValues, ledger_key
 from dagster_checkpoints.sinks.kafka.messages import MessageFormat
 from dagster_checkpoints.sinks.ledger import SinkOwner
 from dagster_checkpoints.testing.model_job import ModelJob
@@ -517,31 +516,6 @@ def test_staged_files_that_are_lost_are_reported(kafka: KafkaBroker, topic: str,
     with pytest.raises(SinkTransactionLost):
         job().start(taken, epoch=2)
     assert numbers(kafka, topic) == []
-
-
-def test_transactions_of_other_topics_and_sinks_are_refused(kafka: KafkaBroker, topic: str, job: Any) -> None:
-    running = job()
-    running.start()
-    running.write(1)
-    ((text,),) = running.snapshot(1).transactions
-    for other in ('{"sink":"parquet"}', text.replace(topic, "elsewhere"), text.replace('"index":0', '"index":1')):
-        with pytest.raises(UnreadableSinkTransaction):
-            running.sinks[0]._sink.commit(other)
-
-
-def test_a_new_job_may_add_its_messages(kafka: KafkaBroker, topic: str, job: Any) -> None:
-    earlier = job()
-    earlier.start()
-    earlier.write(2)
-    earlier.checkpoint(1)
-    later = job(at_new_start="keep")
-    later.sink.check_new_start(later.context(0, epoch=2, job_id=2))
-    later.start(epoch=2, job_id=2)
-    later.write(3)
-    later.checkpoint(2)
-    assert numbers(kafka, topic) == [0, 0, 1, 1, 2]
-    with pytest.raises(SinkPathInUse, match="counts its jobs from 1 again"):
-        later.sink.check_new_start(later.context(0, epoch=3, job_id=2))
 
 
 def test_an_older_restore_that_may_write_again_is_remembered(kafka: KafkaBroker, topic: str, job: Any) -> None:

@@ -1,23 +1,70 @@
-"""Rows of a lake table that leave it, and come back: for restores of older checkpoints, and for new starts.
+"""The rows of a stage in a lake table: those that readers see, and those that leave it and come back.
 
-Data files are not deleted, and the programs that clean a table keep removed files for some time. Files of other writers are never
-touched.
-
-Must not know why, nor what is recorded of it.
+Rows leave for restores of older checkpoints, and for new starts. Data files are not deleted, and the programs that clean a table
+keep removed files for some time. Files of other writers are never touched. Must not know what is recorded of it.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import msgspec
 
-from dagster_checkpoints.sinks.lake.names import TransactionName, original_name, renewed_name
-from dagster_checkpoints.sinks.lake.table_log import DataFile, TableLog
+from dagster_checkpoints.sinks.engine import SinkScope
+from dagster_checkpoints.sinks.lake.ledger import committed_of, read_job
+from dagster_checkpoints.sinks.lake.names import (
+    InstanceNames,
+    TransactionName,
+    origin_of,
+    original_name,
+    pipeline_folder,
+    renewed_name,
+    transactions_in,
+)
+from dagster_checkpoints.sinks.lake.table_log import ActiveFile, DataFile, TableLog
 from dagster_checkpoints.sinks.lake.transactions import TransactionFiles
+from dagster_checkpoints.sinks.ledger import JobLedger
 from dagster_checkpoints.systems.errors import SinkCannotTakeBack, SinkTransactionLost, few
+
+JobOfInstance = tuple[InstanceNames, str]
+"""An instance of the stage, and a job."""
+
+
+def visible_rows(log: TableLog, scope: SinkScope, *, by_key: bool) -> dict[JobOfInstance, list[TransactionName]]:
+    """The transactions of the stage whose rows readers see, of all its instances and jobs.
+
+    Args:
+        log: the table, as it was read last.
+        scope: an instance of the stage.
+        by_key: whether rows replace others by key: then a restore has taken nothing back.
+    """
+    found: dict[JobOfInstance, list[TransactionName]] = defaultdict(list)
+    ledgers: dict[JobOfInstance, JobLedger] = {}
+    for name in committed_of(transactions_of(log, scope), log.number):
+        of = (name.instance, name.job)
+        ledger = ledgers.get(of) or ledgers.setdefault(of, read_job(*of, log.number))
+        if (by_key and ledger.shown is None) or ledger.sees(name.checkpoint_id):
+            found[of].append(name)
+    return found
+
+
+def transactions_of(log: TableLog, scope: SinkScope) -> list[TransactionName]:
+    """The transactions whose files exist, of all instances and jobs of the stage."""
+    found = transactions_in(log.files.sizes(pipeline_folder(scope.pipeline)))
+    return [name for name in found if name.instance.stage == scope.stage]
+
+
+def files_of_other_jobs(log: TableLog, scope: SinkScope) -> tuple[list[ActiveFile], list[str]]:
+    """In a table where rows replace others by key: the files with rows of the stage's other jobs only, and those that may hold
+    rows of other programs.
+
+    The transactions do not tell in which files these rows are, since files have been rewritten; the names of the files do.
+    """
+    files = [(file, origin_of(file.path, scope.pipeline, scope.stage)) for file in log.active()]
+    return [file for file, job in files if job not in (None, scope.job)], [file.path for file, job in files if job is None]
 
 
 class RowVisibility:
@@ -81,7 +128,7 @@ class RowVisibility:
                 f"taken back since, in {name.data}, found no {few(lost)}: they have been deleted. "
                 f"{self._log.format.cleaning}. Restore them from a backup, or restore another checkpoint or savepoint"
             )
-        if self._log.names_return:
+        if self._log.format.names_return:
             return files
         copies = {file.path: renewed_name(file.path) for file in files}
         with TemporaryDirectory(prefix="lake-shown-again-") as scratch:

@@ -1,7 +1,10 @@
-"""Rows as lines of text: CSV, and JSON with one object per line. Whole columns become text, ten times as fast as row by row.
+"""Rows as text: lines of CSV, and JSON objects. Whole columns become text, ten times as fast as row by row.
 
 CSV: texts are quoted, and a quote is doubled; null is empty, and the empty text is ``""``. JSON: null is written, bytes are
-base64. Both: times are ISO 8601 in microseconds, decimals keep every digit. Must not know files.
+base64, numbers that JSON does not have are texts. Both: times are ISO 8601 in microseconds, decimals keep every digit. Must not
+know files or messages.
+
+Source: RFC 4180, RFC 8259; Spark's ``to_json`` for the form of binary values and of numbers that JSON does not have.
 """
 
 from __future__ import annotations
@@ -33,11 +36,25 @@ def csv_lines(batch: pa.RecordBatch) -> memoryview:
 
 def json_lines(batch: pa.RecordBatch) -> memoryview:
     """Rows as JSON objects, one per line."""
+    return _joined([*_json_pieces(batch), _scalar("}\n")])
+
+
+def json_objects(batch: pa.RecordBatch) -> pa.Array:
+    """Rows as JSON objects, a text for each."""
+    return _concatenated(*_json_pieces(batch), _scalar("}"))
+
+
+def plain_texts(column: pa.Array) -> pa.Array:
+    """Values as text, without quotes."""
+    return _times(column) if pa.types.is_timestamp(column.type) else _texts(column)
+
+
+def _json_pieces(batch: pa.RecordBatch) -> list[Any]:
     pieces: list[Any] = []
     for position, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
         key = ("," if position else "{") + _JSON.encode(name).decode() + ":"
         pieces += [_scalar(key), pc.coalesce(_json_column(column), _scalar("null"))]
-    return _joined([*pieces, _scalar("}\n")])
+    return pieces
 
 
 def _csv_column(column: pa.Array) -> pa.Array:
@@ -45,7 +62,7 @@ def _csv_column(column: pa.Array) -> pa.Array:
         return _in_quotes(pc.replace_substring(_texts(column), '"', '""'))
     if pa.types.is_floating(column.type):
         return _floats(column, "NaN", "Inf", "-Inf")
-    return _times(column) if pa.types.is_timestamp(column.type) else _texts(column)
+    return plain_texts(column)
 
 
 def _json_column(column: pa.Array) -> pa.Array:
@@ -54,10 +71,8 @@ def _json_column(column: pa.Array) -> pa.Array:
         return _texts(column)
     if kinds.is_floating(column.type):
         return _floats(column, '"NaN"', '"Infinity"', '"-Infinity"')
-    if kinds.is_timestamp(column.type):
-        return _in_quotes(_times(column))
-    if kinds.is_date(column.type):
-        return _in_quotes(_texts(column))
+    if kinds.is_timestamp(column.type) or kinds.is_date(column.type):
+        return _in_quotes(plain_texts(column))
     if kinds.is_string(column.type) or kinds.is_large_string(column.type):
         texts = _texts(column)
         if not _any_matches(texts, "[\\x00-\\x1f]"):
