@@ -88,3 +88,16 @@ def test_tables_in_which_files_cannot_be_replaced_are_refused(lake: Lake, monkey
     with pytest.raises(SinkColumnsMismatch, match="merge-on-read"):
         lake.opened(settings=KEY, attempt="a2")
     lake.opened(attempt="a2")
+
+
+def test_rows_are_replaced_in_one_snapshot_which_names_its_checkpoint(lake: Lake) -> None:
+    """So that a reader never finds a key missing, nor twice."""
+    sink = lake.opened(settings=KEY)
+    sink.commit(lake.staged(sink, 1, **rows((1, "a"), (2, "b"), (3, "c"))))
+    before = lake.table.snapshots()
+    done = sink.commit(lake.staged(sink, 2, **rows((2, "B"), (4, "d"))))
+    *earlier, new = lake.table.snapshots()
+    assert earlier == before
+    assert done is not None and (done.rows, done.version) == (2, str(new.snapshot_id))
+    assert new.summary is not None and new.summary["dagster-checkpoints.checkpoint"] == "2"
+    assert lake.sorted_rows("k", "v") == [(1, "a"), (2, "B"), (3, "c"), (4, "d")]
