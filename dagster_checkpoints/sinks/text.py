@@ -75,10 +75,10 @@ def _json_column(column: pa.Array) -> pa.Array:
         return _in_quotes(plain_texts(column))
     if kinds.is_string(column.type) or kinds.is_large_string(column.type):
         texts = _texts(column)
-        if not _any_matches(texts, "[\\x00-\\x1f]"):
-            for each in ("\\", '"'):
-                texts = pc.replace_substring(texts, each, "\\" + each) if _any_matches(texts, "\\" + each) else texts
+        if not _any_matches(texts, '[\\x00-\\x1f"\\\\]'):
             return _in_quotes(texts)
+        if not _any_matches(texts, "[\\x00-\\x1f]"):
+            return _in_quotes(pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), '"', '\\"'))
     values = column.to_pylist(maps_as_pydicts="strict")
     return pa.array([None if value is None else _JSON.encode(_finite(value)).decode() for value in values], _TEXT)
 

@@ -72,6 +72,7 @@ class DeltaLog(TableLog):
         self._table: DeltaTable | None = None
         self._numbers: dict[str, int | None] = {}
         self._numbers_version = -1
+        self._shape: tuple[int, TableShape] | None = None
         self.files: TableFiles = LocalTableFiles(self._directory) if self._directory else DeltaTableFiles(url, self._options)
 
     @property
@@ -87,12 +88,16 @@ class DeltaLog(TableLog):
     def find(self) -> bool:
         with self._reached("read"):
             self._table = self._loaded()
-        self._numbers_version = -1
+        self._numbers_version, self._shape = -1, None
         return self.exists
 
     def shape(self) -> TableShape:
-        schema, metadata = self.opened.schema().to_json(), self.opened.metadata()
-        return TableShape(str(metadata.id), columns_of(schema), required_columns(schema), tuple(metadata.partition_columns))
+        version = self.opened.version()
+        if self._shape is None or self._shape[0] != version:  # asked for each file
+            schema, metadata = self.opened.schema().to_json(), self.opened.metadata()
+            columns, required = columns_of(schema), required_columns(schema)
+            self._shape = version, TableShape(str(metadata.id), columns, required, tuple(metadata.partition_columns))
+        return self._shape[1]
 
     def columns_in(self, file: Path) -> tuple[Column, ...]:
         from deltalake import Schema
@@ -177,6 +182,7 @@ class DeltaLog(TableLog):
                 if self._loaded() is None:
                     raise
             self._table = table = self._loaded()
+            self._shape = None
             if table is None:
                 raise self._changed("no table")
             self._sync(-1, table.version())
