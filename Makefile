@@ -30,7 +30,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-all test-pure test-spark slow-files dev check count bench simulate programs coverage mutate lock clean
+.PHONY: help setup run test test-all test-pure test-spark slow-files dev check count docs docs-links bench simulate programs coverage mutate lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -86,6 +86,16 @@ check: $(STAMP) ## lint, format, types, imports between the floors, definitions
 count: $(STAMP) ## code lines, modules, imports and circles of the library, by package
 	@$(BIN)/python -m bench.code_count
 
+# Each page has to be in the navigation, and each link inside the site has to lead somewhere: warnings are errors.
+SPHINX = PYTHONPATH= $(VENV)-docs/bin/python -m sphinx --fail-on-warning --keep-going --jobs auto --conf-dir docs . site
+docs: $(VENV)-docs/.installed ## the documentation site, in site/; on a terminal it is opened
+	@$(SPHINX) --quiet --builder html
+	@echo "file://$(CURDIR)/site/index.html"
+	@if [ -t 1 ]; then $(BIN)/python -m webbrowser -t "file://$(CURDIR)/site/index.html" >/dev/null; fi
+
+docs-links: $(VENV)-docs/.installed ## ask each address outside of the site that a page links
+	@$(SPHINX)-links --builder linkcheck
+
 bench: $(STAMP) ## the benchmark's table
 	@$(BIN)/python -m bench
 
@@ -102,13 +112,14 @@ coverage: $(STAMP) ## statement and branch coverage of the floors without Spark 
 mutate: $(STAMP) ## mutation tests of coordination/, execution/ and state/ (some 7,000 mutants, an hour on two quiet cores); `.venv/bin/mutmut results` lists survivors
 	@HYPOTHESIS_PROFILE=ci $(BIN)/mutmut run --max-children $(or $(WORKERS),2)
 
-lock: $(STAMP) ## compute requirements.lock again from pyproject.toml (needs uv)
-	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
-	  --no-strip-extras --no-annotate --no-header --no-emit-index-url --no-emit-find-links --upgrade \
-	  --output-file requirements.lock
+COMPILE = uv pip compile --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-annotate --no-header \
+  --no-emit-index-url --no-emit-find-links --upgrade
+lock: $(STAMP) ## compute requirements.lock and requirements-docs.lock again from pyproject.toml (needs uv)
+	$(COMPILE) pyproject.toml --extra dev --output-file requirements.lock
+	$(COMPILE) --group docs --constraints requirements.lock --output-file requirements-docs.lock
 
 clean: ## remove .venv and all files that runs have written
-	rm -rf $(VENV) $(VENV)-spark-* .data .dagster_home
+	rm -rf $(VENV) $(VENV)-* .data .dagster_home site site-links
 
 # The stamp is written last, so that an interrupted installation is repeated.
 $(STAMP): requirements.lock pyproject.toml
@@ -124,9 +135,10 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-# PySpark of one version; all other packages come from .venv, whose directory the .pth file names.
-$(VENV)-spark-%/.installed: requirements-spark-%.lock $(STAMP)
-	@echo "Setting up $(@D) with $$(sed -n 's/^\(pyspark==[0-9.]*\).*/\1/p' $<) (once; a minute or two) ..."
+# What one lock has: PySpark of another version, or the generator of the documentation. All other packages come from .venv, whose
+# directory the .pth file names.
+$(VENV)-%/.installed: requirements-%.lock $(STAMP)
+	@echo "Setting up $(@D) from $< (once; a minute or two) ..."
 	@$(BIN)/python -m venv --clear --without-pip $(@D)
 	@$(BIN)/python -m pip --python $(@D)/bin/python install --require-hashes --no-deps --no-input --quiet --progress-bar off -r $<
 	@purelib='import sysconfig; print(sysconfig.get_path("purelib"))'; \

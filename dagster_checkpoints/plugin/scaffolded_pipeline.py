@@ -4,9 +4,11 @@ from __future__ import annotations
 
 _FILE = '''"""A pipeline with a backfill and a live feed under one checkpoint: replace its sources, stages and sink by yours."""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -15,12 +17,12 @@ from dagster_checkpoints import ParquetSink, Pipeline, StageContext, bounded_sou
 # Example data: January is the backfill, February the live feed. New files in `live` are read while the pipeline runs.
 DATA = Path("data", "PIPELINE").absolute()
 SALES = "ts timestamp, shop string, amount double"
-for folder, month in (("history", "2026-01"), ("live", "2026-02")):
+for folder, month in (("history", 1), ("live", 2)):
     if not (DATA / folder).exists():
         (DATA / folder).mkdir(parents=True)
-        hours = pd.date_range(f"{month}-01", periods=240, freq="h", tz="UTC").as_unit("us")
-        rows = pd.DataFrame({"ts": hours, "shop": ["north", "south"] * 120, "amount": 1.0})
-        rows.to_parquet(DATA / folder / f"{month}.parquet")
+        hours = [datetime(2026, month, 1, tzinfo=UTC) + timedelta(hours=hour) for hour in range(240)]
+        rows = pa.table({"ts": hours, "shop": ["north", "south"] * 120, "amount": [1.0] * 240})
+        pq.write_table(rows, DATA / folder / f"{month}.parquet")
 
 FILES = {"maxFilesPerTrigger": "10", "maxFileAge": "36500d"}
 

