@@ -87,6 +87,17 @@ def planned_operators(frame: DataFrame, execution: Any, output_mode: str, source
     return [each.operator for each in sorted(found, key=lambda each: -each.number)]
 
 
+def operator_names(execution: Any) -> dict[int, str]:
+    """By number, Spark's own names of the stateful operators that it plans, as in the descriptions of their state.
+
+    Args:
+        execution: What makes the plans of the query (`planned_query`).
+    """
+    kinds = {f"{kind}Exec" for kind in _OPERATORS}
+    found = (node for node in nodes(execution.executedPlan()) if str(node.getClass().getSimpleName()) in kinds)
+    return {_number(node): str(node.shortName()) for node in found}
+
+
 class _Query:
     """Describes a streaming query and its parts."""
 
