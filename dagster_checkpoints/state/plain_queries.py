@@ -11,7 +11,7 @@ Source: Spark's `MicroBatchExecution.populateStartOffsets`, `FileStreamSink.addB
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -200,7 +200,13 @@ def batch_to_take(query: PlainQuery, output: OutputSays) -> int:
 _OLD_COPY = "is ahead of it, and the directory probably an older copy"
 
 
-def import_problems(query: PlainQuery, batch: int, sources: Sequence[StageSource], operators: Mapping[int, str]) -> list[str]:
+def import_problems(
+    query: PlainQuery,
+    batch: int,
+    sources: Sequence[StageSource],
+    operators: Mapping[int, str],
+    in_one_partition: Collection[int] = (),
+) -> list[str]:
     """Why a stage cannot go on from a micro-batch of a plain query, each in words; empty if it can as far as that is known.
 
     Args:
@@ -208,9 +214,15 @@ def import_problems(query: PlainQuery, batch: int, sources: Sequence[StageSource
         batch: the micro-batch.
         sources: the sources of the stage's query, in the order of Spark's numbers.
         operators: by number, Spark's names of the stateful operators that it plans for the stage's query.
+        in_one_partition: those of them whose state is in one partition, whatever the number of partitions.
     """
     entry = query.batches[batch]
-    return [*_log_problems(query, batch), *_state_problems(query, entry, operators), *_source_problems(query, entry, sources)]
+    return [
+        *_log_problems(query, batch),
+        *_state_problems(query, entry, operators),
+        *_partition_problems(query, in_one_partition),
+        *_source_problems(query, entry, sources),
+    ]
 
 
 def export_problems(metadata: CheckpointMetadata, chain: ChainMetadata) -> list[str]:
@@ -290,12 +302,17 @@ def _state_problems(query: PlainQuery, entry: PlainBatch, operators: Mapping[int
             f"of {query.place}: {_operators_text(query.operators)}. Spark numbers them from the output to the input. Write the "
             "stage so that its query has the same ones in the same order"
         )
+    return found
+
+
+def _partition_problems(query: PlainQuery, in_one_partition: Collection[int]) -> list[str]:
+    found = []
     for number, (described, there) in query.partitions.items():
-        # An operator without a key has one partition, whatever the number.
-        if described and there != frozenset(range(described)) and there != frozenset({0}):
+        expected = frozenset({0} if number in in_one_partition else range(described))
+        if described and there != expected:
             found.append(
-                f"expected the {described} state partitions of operator {number} that are described, found {sorted(there)}. The "
-                "directory was not copied completely"
+                f"expected the state partitions {sorted(expected)} of operator {number}, as it is described, found "
+                f"{sorted(there)}. The directory was not copied completely"
             )
     return found
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage, unbounded_source
+from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -37,35 +37,36 @@ class Program:
     operators: dict[int, str]
     held: bool = True
 
-    def pipeline(self, read: Callable[[str], DataFrame], sink: Any, *, bounded: bool = False, chaining: bool = True) -> Pipeline:
+    def pipeline(self, read: Callable[[str], DataFrame], sink: Any, *, bounded: bool = False, apart: bool = False) -> Pipeline:
         """The program as the last stage of a pipeline.
 
         Args:
             read: Reads a stream.
             sink: The sink.
             bounded: Whether the pipeline ends when it has read what there is.
-            chaining: Whether sources and the stage behind them may share a query.
+            apart: Whether the sources have queries of their own.
         """
         declared = bounded_source if bounded else unbounded_source
+        how = {name: StageInput(fuse=False) for name in self.streams} if apart else None
 
         def source(name: str) -> Any:
             return declared(name=name, watermark=("ts", LATENESS))(lambda context: read(name))
 
         if len(self.streams) == 1:
 
-            @stage(name=self.name, sink=sink)
+            @stage(name=self.name, sink=sink, inputs=how)
             def one(left: Any) -> Any:
                 return self.result(left)
 
             last = one
         else:
 
-            @stage(name=self.name, sink=sink)
+            @stage(name=self.name, sink=sink, inputs=how)
             def two(left: Any, right: Any) -> Any:
                 return self.result(left, right)
 
             last = two
-        return Pipeline(f"taken_{self.name}", [*map(source, self.streams), last], chaining=chaining)
+        return Pipeline(f"taken_{self.name}", [*map(source, self.streams), last])
 
     def plain(self, read: Callable[[str], DataFrame]) -> DataFrame:
         """The program as a streaming DataFrame of Spark alone."""
@@ -113,7 +114,7 @@ def _by_timer(left: DataFrame) -> DataFrame:
 
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:
             for batch in rows:
-                until = (batch["ts"].astype("datetime64[ms, UTC]").astype("int64") // 300_000 + 1) * 300_000
+                until = (batch["ts"].astype("datetime64[ms]").astype("int64") // 300_000 + 1) * 300_000
                 for at, v in zip(until, batch["v"], strict=True):
                     before = self.sums.getValue((int(at),))[0] if self.sums.containsKey((int(at),)) else 0
                     self.sums.updateValue((int(at),), (before + int(v),))
@@ -144,7 +145,8 @@ PROGRAMS = {
         Program("filtered", ("left",), _filtered, _filtered, {}, held=False),
         Program("windows", ("left",), _windows, _windows, {0: _SAVE}),
         Program("pairs", ("left", "right"), _joined("inner"), _joined("inner"), {0: _JOIN}, held=False),
-        Program("unmatched", ("left", "right"), _joined("left_outer"), _joined("left_outer"), {0: _JOIN}),
+        # A row that the condition on its own side excludes is not held back.
+        Program("unmatched", ("left", "right"), _joined("left_outer"), _joined("left_outer"), {0: _JOIN}, held=False),
         Program(
             "distinct",
             ("left",),
@@ -154,7 +156,7 @@ PROGRAMS = {
             held=False,
         ),
         Program("steps", ("left",), _two_steps, _two_steps, {0: _SAVE, 1: _SAVE}),
-        Program("timers", ("left",), _by_timer, _timer_sums, {0: "transformWithStateInPySparkExec"}),
+        Program("timers", ("left",), _by_timer, _timer_sums, {0: "transformWithStateInPandasExec"}),
     )
 }
 

@@ -130,7 +130,6 @@ def test_a_stage_that_does_not_fit_is_told_why(words: str, found: list[str]) -> 
 
 FITS = [
     WHOLE,
-    replace(WHOLE, partitions={0: (200, frozenset({0}))}),  # an operator without a key
     at((FILES, None)),  # a source that has had no rows yet
     replace(WHOLE, read=("", "")),
 ]
@@ -139,6 +138,13 @@ FITS = [
 @pytest.mark.parametrize("query", FITS)
 def test_a_stage_with_the_querys_plan_goes_on(query: PlainQuery) -> None:
     assert problems(query) == []
+
+
+def test_an_operator_without_a_key_has_one_partition_and_others_have_all() -> None:
+    one = replace(WHOLE, partitions={0: (2, frozenset({0}))})
+    assert import_problems(one, 7, READS, JOIN, {0}) == []
+    assert "found [0]" in problems(one)[0]
+    assert "expected the state partitions [0]" in import_problems(WHOLE, 7, READS, JOIN, {0})[0]
 
 
 @pytest.mark.parametrize(

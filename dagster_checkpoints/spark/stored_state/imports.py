@@ -23,7 +23,7 @@ from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription
 from dagster_checkpoints.spark.query.plan_nodes import V2_STREAM, analyzed, streams
 from dagster_checkpoints.spark.query.planned_query import FirstBatch, query_execution
-from dagster_checkpoints.spark.query.planned_state import operator_names
+from dagster_checkpoints.spark.query.planned_state import numbered_operators
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.query_log import QueryLog
 from dagster_checkpoints.spark.query.source_checks import source_of
@@ -154,9 +154,11 @@ def import_checkpoint(
     batch_id = batch_to_take(query, output_says(spark, query.query_id, output, last_batch))
     plan, described = _plan_of(pipeline, spark, chain, query)
     execution = query_execution(spark, analyzed(plan.frame), plan.output_mode)
-    operators = operator_names(execution) if described.keeps_state else {}
+    found_operators = numbered_operators(execution) if described.keeps_state else {}
+    operators = {number: name for number, (name, _) in found_operators.items()}
+    in_one = frozenset(number for number, (_, alone) in found_operators.items() if alone)
     sources = [_stage_source(plan, leaf) for leaf in streams(plan.frame)]
-    problems = import_problems(query, batch_id, sources, operators)
+    problems = import_problems(query, batch_id, sources, operators, in_one)
     if problems:
         raise _refused(stage, query, problems)
     with tempfile.TemporaryDirectory(prefix="dagster-checkpoints-import-") as folder:
@@ -310,6 +312,7 @@ def _check_state(
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy)
     relocate(folder, folder)
+    QueryLog(folder).plan_batch(batch_id + 1, query.batches[batch_id].watermark_ms)  # as Spark has when it compares
     first = FirstBatch(folder, batch_id + 1, query.batches[batch_id].settings)
     try:
         query_execution(spark, analyzed(plan.frame), plan.output_mode, first).executedPlan()
