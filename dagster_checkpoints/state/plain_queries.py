@@ -68,7 +68,8 @@ class PlainQuery(msgspec.Struct, frozen=True):
         committed: those in the commit log, sorted.
         batches: the newest planned ones.
         operators: by number, Spark's names of its stateful operators; "" for one without a description.
-        partitions: by number of an operator, its state partitions: the number that is described, and the numbers that are there.
+        partitions: by number of an operator, its state partitions: the number that is described, and the numbers of
+            those that have state.
         unnumbered: a file of state whose name is not that of a numbered version; "" if there is none.
         read: by number of a source, something that it has read: the path of a file, or the id of a table; "" if not known.
     """
@@ -312,7 +313,8 @@ def _partition_problems(query: PlainQuery, in_one_partition: Collection[int]) ->
         if described and there != expected:
             found.append(
                 f"expected the state partitions {sorted(expected)} of operator {number}, as it is described, found "
-                f"{sorted(there)}. The directory was not copied completely"
+                f"state in {sorted(there)}. The directory was not copied completely; or the function of foreachBatch has not "
+                "evaluated a batch, which Spark then commits without state"
             )
     return found
 

@@ -138,6 +138,13 @@ def _timer_sums(left: DataFrame) -> DataFrame:
     return left.groupBy("k", until.alias("until")).agg(F.sum("v").alias("v"))
 
 
+def _sessions(left: DataFrame) -> DataFrame:
+    """Sessions that end: the gaps of each key are longer than two minutes now and then."""
+    some = left.where("v DIV 20 % 3 < 2")
+    sums = some.groupBy(F.session_window("ts", "2 minutes"), "k").agg(F.sum("v").alias("v"))
+    return sums.select("k", F.col("session_window.start").alias("begin"), F.col("session_window.end").alias("ts"), "v")
+
+
 _SAVE, _JOIN = "stateStoreSave", "symmetricHashJoin"
 PROGRAMS = {
     each.name: each
@@ -156,6 +163,7 @@ PROGRAMS = {
             held=False,
         ),
         Program("steps", ("left",), _two_steps, _two_steps, {0: _SAVE, 1: _SAVE}),
+        Program("sessions", ("left",), _sessions, _sessions, {0: "sessionWindowStateStoreSaveExec"}),
         Program("timers", ("left",), _by_timer, _timer_sums, {0: "transformWithStateInPandasExec"}),
     )
 }

@@ -13,11 +13,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F
 
 from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
+from dagster_checkpoints.sinks import DeltaSink
 from dagster_checkpoints.sources import read_delta_table
 from dagster_checkpoints.spark.stored_state import CheckpointImport, export_checkpoint, import_checkpoint
 from dagster_checkpoints.state import ExportRefused, ImportRefused
@@ -175,6 +177,44 @@ def test_who_writes_with_foreach_batch_says_what_was_written(lab: Any, fails: st
     there.drain_from(taken.url)
     there.outputs = [output / f"batch={number}" for number in range(last + 1)]
     there.check()
+
+
+@pytest.mark.parametrize("key", [["k"], []], ids=["by key", "of all rows"])
+def test_an_update_of_a_table_is_taken_over(lab: Any, key: list[str]) -> None:
+    """A query that replaces rows: its stage has a query of its own. Without a key, all of its state is in one partition."""
+    there = Takeover(lab, PROGRAMS["windows"])
+    checkpoint, table = there.folder / "checkpoint", there.folder / "delta"
+
+    def totals(left: Any) -> Any:
+        sums = left.groupBy(*key).agg(F.sum("v").alias("v"), F.count("*").alias("n"))
+        return sums if key else sums.withColumn("k", F.lit("all"))
+
+    def replace(batch: Any, number: int) -> None:
+        if number == 2:
+            raise OSError("the disk is full")
+        batch.count()
+
+    there.put(3)
+    plain = totals(there.read("left")).writeStream.option("checkpointLocation", str(checkpoint)).outputMode("update")
+    with pytest.raises(StreamingQueryException):
+        plain.foreachBatch(replace).start().awaitTermination()
+
+    @bounded_source
+    def left(context: Any) -> Any:
+        return there.read("left")
+
+    @stage(name="totals", sink=DeltaSink(table, key="k"), output_mode="update")
+    def last(left: Any) -> Any:
+        return totals(left)
+
+    pipeline, target = Pipeline("updates", [left, last]), str(there.folder / "savepoints")
+    taken = import_checkpoint(lab.spark, pipeline, checkpoint, stage="totals", target=target, last_batch=1)
+    assert taken.planned_again == 2 and any("is divided, with its state" in change for change in taken.changes)
+    there.put(1)
+    lab.start(pipeline, interval=0.5, restore_from=taken.url).finished()
+    found = sorted((row["k"], row["v"], row["n"]) for row in DeltaTable(table).to_pyarrow_table().to_pylist())
+    wanted = totals(lab.table("left", ROWS)).select("k", "v", "n")
+    assert found == lab.rows(wanted)
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("[0] dedupe", problems(WHOLE, operators={0: "dedupe"})),
     ("[1] dedupe", problems(WHOLE, operators={**JOIN, 1: "dedupe"})),
     ("plans for the stage (none)", problems(WHOLE, operators={})),
-    ("found [0, 2]", problems(replace(WHOLE, partitions={0: (4, frozenset({0, 2}))}))),
+    ("found state in [0, 2]", problems(replace(WHOLE, partitions={0: (4, frozenset({0, 2}))}))),
     ("found offsets of 2", problems(WHOLE, READS[:1])),
     ("found that of a Kafka source", problems(at((TOPIC, FILES)))),
     ("found that of a source of files", problems(at((TOPIC, FILES)))),
@@ -143,7 +143,7 @@ def test_a_stage_with_the_querys_plan_goes_on(query: PlainQuery) -> None:
 def test_an_operator_without_a_key_has_one_partition_and_others_have_all() -> None:
     one = replace(WHOLE, partitions={0: (2, frozenset({0}))})
     assert import_problems(one, 7, READS, JOIN, {0}) == []
-    assert "found [0]" in problems(one)[0]
+    assert "found state in [0]" in problems(one)[0]
     assert "expected the state partitions [0]" in import_problems(WHOLE, 7, READS, JOIN, {0})[0]
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 
 _NEWEST = 2
 """Number of planned batches that are read: one of them is taken."""
+_VERSION = re.compile(r"\d+\.(zip|changelog|snapshot|delta)")
 _UNNUMBERED = re.compile(r"\d+_[^.]+\.(zip|changelog|snapshot|delta)")
+_ONLY_STORE = "default"
+"""Name of the store of an operator with one; its files are in the directory of the partition."""
 _SINK_LOG = "_spark_metadata"
 _DELTA_LOG = "_delta_log"
 
@@ -80,8 +84,10 @@ def read_plain_query(checkpoint: WorkPath) -> PlainQuery:
             planned=planned,
             committed=committed,
             batches=batches,
-            operators={number: name for number, (name, _) in described.items()},
-            partitions={number: (count, _partitions(checkpoint, number)) for number, (_, count) in described.items()},
+            operators={number: each.name for number, each in described.items()},
+            partitions={
+                number: (each.partitions, _partitions(checkpoint, number, each.stores)) for number, each in described.items()
+            },
             unnumbered=_unnumbered(checkpoint),
             read=tuple(_read_by(checkpoint, number) for number in range(len(newest.offsets) if newest is not None else 0)),
         )
@@ -102,16 +108,27 @@ def _query_id(checkpoint: WorkPath) -> str:
     return str(json.loads(metadata.read_text(encoding="utf-8"))["id"]) if metadata.exists() else ""
 
 
-def _operators(checkpoint: WorkPath) -> Iterator[tuple[int, tuple[str, int]]]:
-    """By number, the name of each stateful operator and the number of its state partitions; "" and 0 without a description."""
+@dataclass(frozen=True, slots=True)
+class _Operator:
+    """A stateful operator as it is described: its name, the number of its state partitions, and the stores of each of them."""
+
+    name: str = ""
+    partitions: int = 0
+    stores: tuple[str, ...] = (_ONLY_STORE,)
+
+
+def _operators(checkpoint: WorkPath) -> Iterator[tuple[int, _Operator]]:
+    """The stateful operators by number."""
     for operator in entries_of(checkpoint / "state"):
         if operator.name.isdecimal():
             description = _description(operator)
             if description is None:
-                yield int(operator.name), ("", 0)
+                yield int(operator.name), _Operator()
             else:
                 stores = description["stateStoreInfo"]
-                yield int(operator.name), (str(description["operatorInfo"]["operatorName"]), int(stores[0]["numPartitions"]))
+                names = tuple(str(store["storeName"]) for store in stores)
+                found = _Operator(str(description["operatorInfo"]["operatorName"]), int(stores[0]["numPartitions"]), names)
+                yield int(operator.name), found
 
 
 def _description(operator: WorkPath) -> dict[str, Any] | None:
@@ -124,19 +141,37 @@ def _description(operator: WorkPath) -> dict[str, Any] | None:
     return found
 
 
-def _partitions(checkpoint: WorkPath, operator: int) -> frozenset[int]:
-    return frozenset(int(each.name) for each in entries_of(checkpoint / "state" / str(operator)) if each.name.isdecimal())
+def _partitions(checkpoint: WorkPath, operator: int, stores: Sequence[str]) -> frozenset[int]:
+    """The partitions whose stores all have state: one may have a directory, and none, where a batch was not evaluated."""
+    partitions = [each for each in entries_of(checkpoint / "state" / str(operator)) if each.name.isdecimal()]
+    return frozenset(int(each.name) for each in partitions if all(map(_has_versions, _stores_of(each, stores))))
+
+
+def _stores_of(partition: WorkPath, names: Sequence[str]) -> list[WorkPath]:
+    return [partition if name == _ONLY_STORE else partition / name for name in names]
+
+
+def _has_versions(store: WorkPath) -> bool:
+    return any(_VERSION.fullmatch(file.name) for file in entries_of(store))
 
 
 def _unnumbered(checkpoint: WorkPath) -> str:
     """A file of state in the form of checkpointFormatVersion 2; "" if there is none."""
     for operator in entries_of(checkpoint / "state"):
         for partition in (each for each in entries_of(operator) if each.name.isdecimal()):
-            folders = [partition, *(each for each in entries_of(partition) if not _is_file(each.name))]
-            for file in (each for folder in folders for each in entries_of(folder)):
+            for file in _files_of(partition):
                 if _UNNUMBERED.fullmatch(file.name):
                     return f"state/{operator.name}/{partition.name}/{file.name}"
     return ""
+
+
+def _files_of(partition: WorkPath) -> Iterator[WorkPath]:
+    """The entries of a state partition and of its stores, of which a join has several."""
+    entries = entries_of(partition)
+    yield from entries
+    for store in entries:
+        if not _is_file(store.name):
+            yield from entries_of(store)
 
 
 def _is_file(name: str) -> bool:

@@ -89,7 +89,23 @@ def test_state_of_other_forms_is_found(directory: Directory) -> None:
         named = description | {"operatorInfo": {"operatorId": 1, "operatorName": f"of batch {batch}"}}
         directory.write(f"state/1/_metadata/v2/{batch}", f"v2\n{json.dumps(named)}")
     found = directory.read()
-    assert (found.operators[1], found.partitions[1]) == ("of batch 12", (7, frozenset({0})))
+    assert (found.operators[1], found.partitions[1]) == ("of batch 12", (7, frozenset()))
+    directory.write("state/1/3/4.changelog", "")
+    directory.write("state/1/5/_metadata/schema", "")
+    assert directory.read().partitions[1] == (7, frozenset({3}))
+
+
+def test_partitions_of_which_a_store_is_missing(directory: Directory) -> None:
+    stores = [f"{side}-{what}" for side in ("left", "right") for what in ("keyToNumValues", "keyWithIndexToValue")]
+    description = {
+        "operatorInfo": {"operatorId": 0, "operatorName": "symmetricHashJoin"},
+        "stateStoreInfo": [{"storeName": name, "numColsPrefixKey": 0, "numPartitions": 3} for name in stores],
+    }
+    directory.write("state/0/_metadata/metadata", f"v1\n{json.dumps(description)}")
+    for partition, there in enumerate((stores, stores[:3], [])):
+        for name in there:
+            directory.write(f"state/0/{partition}/{name}/4.delta", "changes")
+    assert directory.read().partitions == {0: (3, frozenset({0}))}
 
 
 def test_what_is_no_directory_of_a_query(directory: Directory, tmp_path: Path) -> None:
