@@ -145,6 +145,28 @@ def _sessions(left: DataFrame) -> DataFrame:
     return sums.select("k", F.col("session_window.start").alias("begin"), F.col("session_window.end").alias("ts"), "v")
 
 
+def _folded(left: DataFrame) -> DataFrame:
+    """For each key, the sum of its first 64 rows, when all of them are there."""
+    import pandas as pd
+
+    def fold(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        before, total = state.get if state.exists else (0, 0)
+        count = before
+        for frame in frames:
+            first = frame[frame["v"] < 192]
+            count, total = count + len(first), total + int(first["v"].sum())
+        state.update((count, total))
+        found = [(key[0], count, total)] if before < count == 64 else []
+        yield pd.DataFrame(found, columns=["k", "n", "v"]).astype({"n": "int64", "v": "int64"})
+
+    return left.groupBy("k").applyInPandasWithState(fold, "k string, n long, v long", "n long, v long", "append", "NoTimeout")
+
+
+def _first_sums(left: DataFrame) -> DataFrame:
+    sums = left.where("v < 192").groupBy("k").agg(F.count("*").alias("n"), F.sum("v").alias("v"))
+    return sums.where("n = 64").select("k", "n", "v")
+
+
 _SAVE, _JOIN = "stateStoreSave", "symmetricHashJoin"
 PROGRAMS = {
     each.name: each
@@ -164,6 +186,7 @@ PROGRAMS = {
         ),
         Program("steps", ("left",), _two_steps, _two_steps, {0: _SAVE, 1: _SAVE}),
         Program("sessions", ("left",), _sessions, _sessions, {0: "sessionWindowStateStoreSaveExec"}),
+        Program("folded", ("left",), _folded, _first_sums, {0: "applyInPandasWithState"}, held=False),
         Program("timers", ("left",), _by_timer, _timer_sums, {0: "transformWithStateInPandasExec"}),
     )
 }

@@ -34,7 +34,7 @@ def check_killed_queries(lab: Any, names: list[str]) -> None:
     for name in names:
         program = PROGRAMS[name]
         checkpoint, output = lab.folder / name / "checkpoint", lab.folder / name / "plain"
-        pipeline = program.pipeline(lambda stream: lab.stream(stream, ROWS, 3), lab.sink(f"{name}/out"), bounded=True)
+        pipeline = program.pipeline(lambda stream: lab.stream(stream, ROWS), lab.sink(f"{name}/out"), bounded=True)
         target = str(lab.folder / "savepoints")
         taken = import_checkpoint(lab.spark, pipeline, checkpoint, stage=name, target=target, output=output)
         in_the_middle += not (checkpoint / f"commits/{newest(checkpoint / 'offsets')}").exists()
