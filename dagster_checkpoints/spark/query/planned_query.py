@@ -22,7 +22,7 @@ _EXECUTION = f"{_STREAMING}.runtime.IncrementalExecution"
 
 
 @dataclass(frozen=True)
-class FirstBatch:
+class ResumedBatch:
     """The first batch of a query that goes on from a checkpoint directory. Spark checks, as it plans the batch, that the stateful
     operators and the columns of their state are those that the directory describes.
 
@@ -37,7 +37,7 @@ class FirstBatch:
     settings: Mapping[str, str]
 
 
-def query_execution(spark: SparkSession, plan: Any, output_mode: str, first: FirstBatch | None = None) -> Any:
+def query_execution(spark: SparkSession, plan: Any, output_mode: str, first: ResumedBatch | None = None) -> Any:
     """What makes the plans of a batch of a streaming query, a JVM object: `optimizedPlan`, and `executedPlan`, the physical one.
 
     In the physical plan the stateful operators have their numbers.

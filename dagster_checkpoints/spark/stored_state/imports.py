@@ -22,7 +22,7 @@ from dagster_checkpoints.spark.query.error_text import text_of_error
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription
 from dagster_checkpoints.spark.query.plan_nodes import V2_STREAM, analyzed, streams
-from dagster_checkpoints.spark.query.planned_query import FirstBatch, query_execution
+from dagster_checkpoints.spark.query.planned_query import ResumedBatch, query_execution
 from dagster_checkpoints.spark.query.planned_state import numbered_operators
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.query_log import QueryLog
@@ -302,7 +302,6 @@ def _check_state(
     stage: str,
 ) -> None:
     """Let Spark compare the plan with the descriptions of the state, in a copy: it writes to the directory."""
-    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     for path, source in files.items():
@@ -313,11 +312,14 @@ def _check_state(
                 shutil.copyfile(file, copy)
     relocate(folder, folder)
     QueryLog(folder).plan_batch(batch_id + 1, query.batches[batch_id].watermark_ms)  # as Spark has when it compares
-    first = FirstBatch(folder, batch_id + 1, query.batches[batch_id].settings)
+    first = ResumedBatch(folder, batch_id + 1, query.batches[batch_id].settings)
     try:
         query_execution(spark, analyzed(plan.frame), plan.output_mode, first).executedPlan()
-    except (PySparkException, Py4JJavaError) as error:
-        text = text_of_error(error) if isinstance(error, PySparkException) else str(error.java_exception)
+    except Exception as error:
+        raised = getattr(error, "java_exception", None)
+        if raised is None and not isinstance(error, PySparkException):
+            raise
+        text = text_of_error(error) if raised is None else str(raised)
         raise _refused(stage, query, [f"Spark does not read its state with the plan of the stage: {text}"]) from error
 
 

@@ -109,7 +109,7 @@ def _query_id(checkpoint: WorkPath) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Operator:
+class _DescribedOperator:
     """A stateful operator as it is described: its name, the number of its state partitions, and the stores of each of them."""
 
     name: str = ""
@@ -117,17 +117,19 @@ class _Operator:
     stores: tuple[str, ...] = (_ONLY_STORE,)
 
 
-def _operators(checkpoint: WorkPath) -> Iterator[tuple[int, _Operator]]:
+def _operators(checkpoint: WorkPath) -> Iterator[tuple[int, _DescribedOperator]]:
     """The stateful operators by number."""
     for operator in entries_of(checkpoint / "state"):
         if operator.name.isdecimal():
             description = _description(operator)
             if description is None:
-                yield int(operator.name), _Operator()
+                yield int(operator.name), _DescribedOperator()
             else:
                 stores = description["stateStoreInfo"]
                 names = tuple(str(store["storeName"]) for store in stores)
-                found = _Operator(str(description["operatorInfo"]["operatorName"]), int(stores[0]["numPartitions"]), names)
+                found = _DescribedOperator(
+                    str(description["operatorInfo"]["operatorName"]), int(stores[0]["numPartitions"]), names
+                )
                 yield int(operator.name), found
 
 
