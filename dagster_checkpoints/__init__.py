@@ -62,7 +62,7 @@ if TYPE_CHECKING:
         read_iceberg_table,
         read_sql_table,
     )
-    from dagster_checkpoints.spark.stored_state import correct_savepoint, read_state
+    from dagster_checkpoints.spark.stored_state import correct_savepoint, export_checkpoint, import_checkpoint, read_state
 
 _WHERE = {
     "CheckpointCoordinatorResource": "plugin.resource",
@@ -114,6 +114,8 @@ _WHERE = {
     "savepoint_asset": "plugin.savepoints",
     "savepoint_check": "plugin.savepoints",
     "correct_savepoint": "spark.stored_state",
+    "export_checkpoint": "spark.stored_state",
+    "import_checkpoint": "spark.stored_state",
     "read_state": "spark.stored_state",
     "split_source": "pipeline",
     "stage": "pipeline",
@@ -162,7 +164,9 @@ __all__ = [
     "build_suspend_sensor",
     "commit_check",
     "correct_savepoint",
+    "export_checkpoint",
     "health_check",
+    "import_checkpoint",
     "instance_assets",
     "pipeline_assets",
     "read_delta_table",

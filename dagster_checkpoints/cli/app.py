@@ -26,6 +26,8 @@ _COMMANDS = {
     "requests": ("requests", "requests", "Requests to the pipeline, and the answers."),
     "verify": ("verify", "verify", "Read a whole checkpoint or savepoint: is it complete, does it fit the code?"),
     "state": ("state", "state", "What a checkpoint or savepoint holds of a stage, row by row."),
+    "import": ("plain_queries", "import_command", "Take over a plain Spark query: its state becomes a savepoint."),
+    "export": ("plain_queries", "export_command", "Give a stage's query back to Spark: a checkpoint directory."),
     "replay": ("replay", "replay_command", "A run's recorded trace as a readable history."),
     "dispose": ("dispose", "dispose", "Delete a savepoint."),
 }

@@ -2,7 +2,7 @@
 a layout), `stage_names`, `stages_between` and `divided_chains` (the checkpoint as another version of the
 pipeline would have it), `restore`, `chain_layout`, `inputs`, `plans` and `spark_versions` (whether it fits a pipeline and a
 Spark), then `redistribution` with `key_groups` (which instance gets which state) and `rescaling` (what else changes with the
-instances), and `claim` (who owns a savepoint)."""
+instances), `claim` (who owns a savepoint), and `plain_queries` (a query that Spark alone has run, taken over or given back)."""
 
 from dagster_checkpoints.state.claim import ClaimMode
 from dagster_checkpoints.state.divided_chains import ChainPart, QueryOfStreams
@@ -67,6 +67,19 @@ from dagster_checkpoints.state.metadata import (
     task_files,
 )
 from dagster_checkpoints.state.metadata_file import decode, encode
+from dagster_checkpoints.state.plain_queries import (
+    ExportRefused,
+    ImportRefused,
+    OutputSays,
+    PlainBatch,
+    PlainQuery,
+    SourceKind,
+    StageSource,
+    batch_to_take,
+    export_problems,
+    import_problems,
+    kind_of_offset,
+)
 from dagster_checkpoints.state.plans import IN_STATE, check_divided_plans, check_sources, check_stateful_plans
 from dagster_checkpoints.state.processor_states import ENCODED_AS_AVRO
 from dagster_checkpoints.state.recording import ended_sources, recorded_chains, recorded_enumerators, recorded_stages
@@ -109,7 +122,9 @@ __all__ = [
     "EndOfData",
     "EndOfPartition",
     "EnumeratorState",
+    "ExportRefused",
     "FusedSourceSnapshot",
+    "ImportRefused",
     "InputMetadata",
     "InputRowsGone",
     "InputsChanged",
@@ -122,9 +137,12 @@ __all__ = [
     "NonRestoredState",
     "OldChannel",
     "OperatorState",
+    "OutputSays",
     "ParallelismTooHigh",
     "PartlyFinishedUnionState",
     "PipelineView",
+    "PlainBatch",
+    "PlainQuery",
     "PlannedInput",
     "PlannedOperator",
     "QueryOfStreams",
@@ -137,10 +155,12 @@ __all__ = [
     "Segment",
     "SegmentShare",
     "SinkRemoved",
+    "SourceKind",
     "SourcesChanged",
     "SparkVersionChanged",
     "StageInstanceSnapshot",
     "StageMetadata",
+    "StageSource",
     "StageView",
     "StateError",
     "StateFile",
@@ -153,6 +173,7 @@ __all__ = [
     "UnknownStage",
     "WatermarkAt",
     "WatermarkStatus",
+    "batch_to_take",
     "check_divided_plans",
     "check_sources",
     "check_spark_version",
@@ -163,10 +184,13 @@ __all__ = [
     "default_max_parallelism",
     "encode",
     "ended_sources",
+    "export_problems",
     "fitted",
+    "import_problems",
     "in_flight_files",
     "is_supported_spark",
     "key_groups_of",
+    "kind_of_offset",
     "least_watermark",
     "one_after_the_other",
     "owner_of",

@@ -324,7 +324,7 @@ def _query(query: QuerySnapshot | None, state: range, streams: Sequence[int] | N
     if not streams:
         return QuerySnapshot(query.batch_id, tuple(files), sources=())
     sources = tuple(query.sources[position] for position in streams) if query.sources else query.sources
-    return QueryOfStreams(query.batch_id, tuple(files), query.own_watermark, sources, tuple(streams))
+    return QueryOfStreams(query.batch_id, tuple(files), query.own_watermark, sources, streams=tuple(streams))
 
 
 def _operators_with_state(task: TaskSnapshot) -> set[int]:

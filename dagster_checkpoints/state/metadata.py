@@ -127,12 +127,14 @@ class QuerySnapshot(_Struct, frozen=True):
         own_watermark: whether the query takes its event time from its source (`withWatermark`) and not from channels.
         sources: descriptions of its streaming sources, in the order of their offsets. None in a checkpoint of a release that did
             not record them; empty for a part of a query that was divided, which has read none of its sources.
+        imported_from: in a savepoint that was made from the checkpoint directory of a plain query: that directory. "" in others.
     """
 
     batch_id: int
     files: tuple[StateFile, ...] = ()
     own_watermark: bool = False
     sources: tuple[str, ...] | None = None
+    imported_from: str = ""
 
 
 class OperatorState(_Struct, frozen=True):

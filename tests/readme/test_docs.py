@@ -45,7 +45,7 @@ from dagster_checkpoints.plugin.observations import STAGE_LABELS
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
 from dagster_checkpoints.plugin.savepoints import SavepointCheckConfig
 from dagster_checkpoints.spark.session.work_directory import parse_work_directory
-from dagster_checkpoints.spark.stored_state import InstanceOffsets, KeyedState, StageState
+from dagster_checkpoints.spark.stored_state import CheckpointExport, CheckpointImport, InstanceOffsets, KeyedState, StageState
 from dagster_checkpoints.state import ClaimMode, metadata
 from dagster_checkpoints.state.spark_versions import SUPPORTED_SPARK_TEXT
 from dagster_checkpoints.storage import CheckpointStorage, Job, Owner, open_store
@@ -69,7 +69,7 @@ RUNS_THESE = [
     README,
     *SINKS,
     *SOURCES,
-    *(REPOSITORY / "docs" / name for name in ("cluster.md", "operations.md", "sensors.md", "state.md", "testing.md")),
+    *(REPOSITORY / "docs" / f"{name}.md" for name in ("cluster", "migrating", "operations", "sensors", "state", "testing")),
 ]
 
 
@@ -301,8 +301,11 @@ def known_names() -> set[str]:
     names |= {*vars(flights), *vars(flights_assets), *(defs.resources or {}), *DAGSTERS, *OF_LAUNCHERS}
     names |= {node.name for node in ast.walk(ast.parse(blocks(README, "python")[0])) if isinstance(node, ast.FunctionDef)}
     names |= {*STAGE_LABELS, *COMMIT_LABELS, "partition_id"} | {metric.name for metric in METRICS}
-    names |= {field.name for kind in (StageState, KeyedState, InstanceOffsets) for field in fields(kind)}
+    names |= {field.name for kind in TAKEN for field in fields(kind)}
     return names | {job.name for job in defs.resolve_all_job_defs()}
+
+
+TAKEN = (StageState, KeyedState, InstanceOffsets, CheckpointImport, CheckpointExport)
 
 
 def test_the_page_on_operations_lists_every_metric() -> None:

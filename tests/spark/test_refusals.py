@@ -91,9 +91,9 @@ SourceRowsChanged SourceRowsLost SourceRowsLostError SourceUnavailable StagePlan
 TimeLimitExceeded TimerRowsDroppedError UnknownRowsError
 """
 REQUEST = """
-CodeNotImported CorrectionError CorruptAnswer CorruptHistory CorruptRequest CorruptStatus CorruptTrace InvalidRequest
-NoRunningPipeline NothingThere RequestConflict RequestFailed RequestTimedOut SavepointTakenError StillNeeded TraceDiffers
-UnknownRequest UsageProblem
+CodeNotImported CorrectionError CorruptAnswer CorruptHistory CorruptRequest CorruptStatus CorruptTrace ExportRefused ImportRefused
+InvalidRequest NoRunningPipeline NothingThere RequestConflict RequestFailed RequestTimedOut SavepointTakenError StillNeeded
+TraceDiffers UnknownRequest UsageProblem
 """
 BASE = """
 AlreadyExists CheckpointStillFinalizing ControlError CoordinationError FilesLost InvalidKey LedgerBlocked LostRows

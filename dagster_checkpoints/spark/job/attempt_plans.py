@@ -215,9 +215,20 @@ class AttemptPlans:
         known = {stage.name for stage in self._pipeline.stages}
         present = [name for name in with_stages_now(stages, self._restored.metadata) if name in known]
         alike = all(self._pipeline.stage(name).instances == chain.instances for name in present)
-        whole = Chain(present[0], tuple(present), chain.instances)
-        number = index if alike else 0
-        return describe(self._analyse(whole, number, self.inputs(whole, number)))
+        return self.as_one_query(Chain(present[0], tuple(present), chain.instances), index if alike else 0)[1]
+
+    def as_one_query(self, chain: Chain, index: int) -> tuple[plans.QueryPlan, PlanDescription]:
+        """The plan of stages as one query, whether they run as one or not.
+
+        Args:
+            chain: The stages.
+            index: The index of the instance.
+
+        Raises:
+            StageError, RefusedAtStage: Spark does not accept the plan.
+        """
+        plan = self._analyse(chain, index, self.inputs(chain, index))
+        return plan, describe(plan)
 
     def _snapshot(self, chain: Chain, index: int) -> TaskSnapshot | None:
         """The snapshot that a task is restored from; None without one."""

@@ -41,7 +41,9 @@ from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.stage_instances import StageInstances
 from dagster_checkpoints.spark.job.task_sinks import SettledSink, TaskSinks
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
+from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription
 from dagster_checkpoints.spark.query.plan_report import PlanReport
+from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS
 from dagster_checkpoints.spark.query.restored_plans import forgotten_sources
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
@@ -120,9 +122,8 @@ class Deployer:
         Args:
             restored: The checkpoint whose state the plans have to fit; None for a new start. No state is fetched.
         """
-        settings = AttemptSettings(WorkFolder(Path(), Path()), number=1, token="", job_id=0, max_queued_bytes=1)
         while True:
-            attempt = self._attempt(settings, restored)
+            attempt = self._attempt(_TRIAL, restored)
             try:
                 checked = attempt.check()
             except RefusedAtStage as refused:
@@ -134,6 +135,21 @@ class Deployer:
                 return checked
             finally:
                 attempt.discard()
+
+    def as_one_query(self, chain: Chain) -> tuple[QueryPlan, PlanDescription]:
+        """The plan of stages as one query, whether they run as one or not; starts nothing.
+
+        Args:
+            chain: The stages.
+
+        Raises:
+            StageError, RefusedAtStage: Spark does not accept the plan.
+        """
+        attempt = self._attempt(_TRIAL, None)
+        try:
+            return attempt.plans.as_one_query(chain, 0)
+        finally:
+            attempt.discard()
 
     def _attempt(self, settings: AttemptSettings, restored: Restored | None) -> _Attempt:
         chains = self._chains(restored)
@@ -439,3 +455,5 @@ class _Attempt:
 
 
 _EMPTY = TaskSnapshot()
+_TRIAL = AttemptSettings(WorkFolder(Path(), Path()), number=1, token="", job_id=0, max_queued_bytes=1)
+"""Of an attempt that is checked and never started."""

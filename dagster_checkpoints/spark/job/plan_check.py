@@ -9,13 +9,15 @@ import logging
 from typing import TYPE_CHECKING
 
 from dagster_checkpoints.spark.job.deployer import Deployer
+from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription
 from dagster_checkpoints.spark.query.plan_report import PlanReport
+from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_checkpoints.pipeline import Pipeline
+    from dagster_checkpoints.pipeline import Chain, Pipeline
 
 
 def check_plans(pipeline: Pipeline, spark: SparkSession, restored: Restored | None = None) -> PlanReport:
@@ -35,6 +37,21 @@ def check_plans(pipeline: Pipeline, spark: SparkSession, restored: Restored | No
     report = Deployer(pipeline, spark, None, log).check(restored)
     report.warnings = list(dict.fromkeys(warnings.texts))
     return report
+
+
+def plan_as_one_query(pipeline: Pipeline, spark: SparkSession, chain: Chain) -> tuple[QueryPlan, PlanDescription]:
+    """The plan of stages as one query, whether they run as one or not; runs nothing.
+
+    Args:
+        pipeline: The pipeline; the stages' `open`, `transform` and `close` are called.
+        spark: The session.
+        chain: The stages, sources first.
+
+    Raises:
+        StageError, RefusedAtStage: Spark does not accept the plan.
+    """
+    log = logging.Logger("dagster_checkpoints.check", logging.CRITICAL)
+    return Deployer(pipeline, spark, None, log).as_one_query(chain)
 
 
 class _Warnings(logging.Handler):

@@ -87,6 +87,20 @@ def planned_operators(frame: DataFrame, execution: Any, output_mode: str, source
     return [each.operator for each in sorted(found, key=lambda each: -each.number)]
 
 
+def numbered_operators(execution: Any) -> dict[int, tuple[str, bool]]:
+    """By number, Spark's own name of each stateful operator that it plans, as in the description of its state, and whether all of
+    its state is in one partition, whatever the number of partitions.
+
+    Args:
+        execution: What makes the plans of the query (`planned_query`).
+    """
+    kinds = {f"{kind}Exec" for kind in _OPERATORS}
+    found = (node for node in nodes(execution.executedPlan()) if str(node.getClass().getSimpleName()) in kinds)
+    return {
+        _number(node): (str(node.shortName()), "AllTuples" in str(node.requiredChildDistribution().apply(0))) for node in found
+    }
+
+
 class _Query:
     """Describes a streaming query and its parts."""
 

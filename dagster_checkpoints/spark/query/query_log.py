@@ -137,6 +137,35 @@ class QueryLog:
         """The id of the newest batch that was planned, committed or not; -1 if there is none."""
         return _largest(self._offsets)
 
+    def all_planned(self) -> tuple[int, ...]:
+        """The ids of all batches of the offset log, sorted: Spark keeps some of those before the last one."""
+        return _numbers(self._offsets)
+
+    def all_committed(self) -> tuple[int, ...]:
+        """The ids of all batches of the commit log, sorted."""
+        return _numbers(self._commits)
+
+    def versions(self, planned: int, committed: int) -> tuple[str, ...]:
+        """The versions of the logs' entries, as written: "v1".
+
+        Args:
+            planned: A planned batch; -1 for none.
+            committed: A committed batch; -1 for none.
+        """
+        entries = [log / str(number) for log, number in ((self._offsets, planned), (self._commits, committed)) if number >= 0]
+        return tuple(entry.read_text(encoding="utf-8").partition("\n")[0] for entry in entries)
+
+    def commit(self, batch_id: int) -> None:
+        """Record that a planned batch was committed, whose rows are in the output and whose state is stored.
+
+        The watermark of the next batch is that of this one: what Spark had measured is lost with the process that ran the batch.
+        Spark itself goes on so, where a sink skips a batch that it holds.
+        """
+        watermark_ms = self.planned(batch_id).watermark_ms
+        self._commits.mkdir(parents=True, exist_ok=True)
+        text = f"v1\n{json.dumps({'nextBatchWatermarkMs': watermark_ms}, separators=(',', ':'))}"
+        (self._commits / str(batch_id)).write_text(text, encoding="utf-8")
+
     def forget_source(self, position: int) -> None:
         """Forget how far the query has read one of its streams, which gets no rows any more; the query is stopped.
 
@@ -219,5 +248,9 @@ def channel_positions(batch: PlannedBatch) -> Mapping[str, int]:
     return positions
 
 
+def _numbers(folder: WorkPath) -> tuple[int, ...]:
+    return tuple(sorted(int(entry.name) for entry in entries_of(folder) if entry.name.isdigit()))
+
+
 def _largest(folder: WorkPath) -> int:
-    return max((int(entry.name) for entry in entries_of(folder) if entry.name.isdigit()), default=-1)
+    return max(_numbers(folder), default=-1)

@@ -41,19 +41,20 @@ class PinnedQuery(Protocol):
         """
 
 
-def pin_query(checkpoint: WorkPath, batch_id: int, folder: Path) -> PinnedQuery:
+def pin_query(checkpoint: WorkPath, batch_id: int, folder: Path, *, committed: bool = True) -> PinnedQuery:
     """Pin a query's checkpoint directory; the query is between two batches.
 
     Args:
         checkpoint: The query's checkpoint location.
         batch_id: A committed batch, and the newest one.
         folder: A directory of this machine that does not exist yet, for links and copies.
+        committed: False for a batch that has run, and that the query has not committed: the caller writes the entry in `folder`.
     """
     if isinstance(checkpoint, Path):
-        pin(checkpoint, batch_id, folder)
+        pin(checkpoint, batch_id, folder, committed=committed)
         return LinkedQuery(folder, batch_id)
     assert isinstance(checkpoint, HadoopPath)
-    for name in log_files(batch_id):
+    for name in log_files(batch_id, committed=committed):
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         (checkpoint / name).copy_to(target)

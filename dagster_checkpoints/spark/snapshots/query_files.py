@@ -20,9 +20,16 @@ IMMUTABLE = frozenset({"SSTs", "logs"})
 """The folders of files that a version's .zip names."""
 
 
-def log_files(batch_id: int) -> list[str]:
-    """The files of the query's logs that a restore at a batch needs: Spark reads the batch before it, too."""
-    return ["metadata", *(f"{log}/{batch}" for log in ("offsets", "commits") for batch in (batch_id - 1, batch_id) if batch >= 0)]
+def log_files(batch_id: int, *, committed: bool = True) -> list[str]:
+    """The files of the query's logs that a restore at a batch needs: Spark reads the batch before it, too.
+
+    Args:
+        batch_id: The batch.
+        committed: Whether the commit log holds it.
+    """
+    batches = [batch for batch in (batch_id - 1, batch_id) if batch >= 0]
+    last = batches if committed else batches[:-1]
+    return ["metadata", *(f"offsets/{batch}" for batch in batches), *(f"commits/{batch}" for batch in last)]
 
 
 def is_left_out(name: str) -> bool:

@@ -28,15 +28,16 @@ from dagster_checkpoints.spark.snapshots.query_files import (
 _SCHEMA_PATH = re.compile(r"^.*/state/\d+/(_stateSchema/.*)$")
 
 
-def pin(checkpoint: Path, batch_id: int, target: Path) -> None:
+def pin(checkpoint: Path, batch_id: int, target: Path, *, committed: bool = True) -> None:
     """Hard-link the files of the checkpoint directory at `batch_id` to `target`; copy them where links are impossible.
 
     Args:
         checkpoint: The query's checkpoint location.
         batch_id: A committed batch, and the newest one: `commits/<batch_id>` exists.
         target: A directory that does not exist yet.
+        committed: False for a batch that has run, and that the query has not committed.
     """
-    for name in log_files(batch_id):
+    for name in log_files(batch_id, committed=committed):
         _link(checkpoint / name, target / name)
     folders: set[Path] = set()
     for name in ("sources", "state"):
