@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import shutil
@@ -10,17 +9,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from click.testing import CliRunner
-from deltalake import DeltaTable, write_deltalake
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import functions as F
 
 from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
-from dagster_checkpoints.sinks import DeltaSink
-from dagster_checkpoints.sources import read_delta_table
 from dagster_checkpoints.spark.stored_state import CheckpointImport, export_checkpoint, import_checkpoint
 from dagster_checkpoints.state import ExportRefused, ImportRefused
 from tests.spark.plain_programs import LATENESS, PROGRAMS, ROWS, Program, rows_of
@@ -35,6 +28,8 @@ for example in re.findall(
     exec(example, PAGE)
 
 CUTS = ("stopped", "in the output", "not in the output")
+QUICK = {"windows": "in the output", "unmatched": "not in the output", "steps": "stopped"}
+"""Of these programs the rest is in `long/test_plain_programs.py`."""
 
 
 class Takeover:
@@ -101,8 +96,13 @@ def cut(how: str, checkpoint: Path, output: Path) -> int:
     return last
 
 
-@pytest.mark.parametrize("name, how", [*zip(PROGRAMS, itertools.cycle(CUTS), strict=False)])
+@pytest.mark.parametrize("name, how", QUICK.items())
 def test_a_plain_query_is_taken_over_and_given_back(lab: Any, name: str, how: str) -> None:
+    check_there_and_back(lab, name, how)
+
+
+def check_there_and_back(lab: Any, name: str, how: str) -> None:
+    """A plain query that ended as `how` says goes on as a pipeline, which is suspended, and goes on as a plain query."""
     there = Takeover(lab, PROGRAMS[name])
     checkpoint, output = there.folder / "checkpoint", there.folder / "plain"
     there.put(4)
@@ -133,97 +133,6 @@ def test_a_plain_query_is_taken_over_and_given_back(lab: Any, name: str, how: st
     there.put_last()
     there.run_plain(back, again)
     there.check("k <> 'z'" if there.program.held else "true")
-
-
-@pytest.mark.parametrize("name, how", [("windows", "in the output"), ("unmatched", "not in the output"), ("steps", "stopped")])
-def test_state_on_the_heap_in_a_query_that_the_pipeline_divides(lab: Any, name: str, how: str, settings_of_state: Any) -> None:
-    """The plain query keeps its state in Spark's default provider; the sources of the pipeline have queries of their own."""
-    settings_of_state("org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider")
-    there = Takeover(lab, PROGRAMS[name])
-    checkpoint, output = there.folder / "checkpoint", there.folder / "plain"
-    there.put(3)
-    there.run_plain(checkpoint, output)
-    cut(how, checkpoint, output)
-    settings_of_state(None)
-    taken = there.take(checkpoint, apart=True, output=output)
-    assert any("is divided, with its state" in change for change in taken.changes)
-    there.put(2)
-    there.drain_from(taken.url, apart=True)
-    there.check()
-
-
-@pytest.mark.parametrize("fails", ["before it writes", "after it has written"])
-def test_who_writes_with_foreach_batch_says_what_was_written(lab: Any, fails: str) -> None:
-    there = Takeover(lab, PROGRAMS["windows"])
-    checkpoint, output = there.folder / "checkpoint", there.folder / "plain"
-    there.put(4)
-
-    def write(batch: Any, number: int) -> None:
-        if number == 2 and fails == "before it writes":
-            raise OSError("the disk is full")
-        batch.write.mode("overwrite").parquet(str(output / f"batch={number}"))
-        if number == 2:
-            raise OSError("the disk is full")
-
-    plain = there.program.plain(there.read).writeStream.option("checkpointLocation", str(checkpoint))
-    query = plain.foreachBatch(write).start()
-    with pytest.raises(StreamingQueryException):
-        query.awaitTermination()
-    last = 1 if fails == "before it writes" else 2
-    with pytest.raises(ImportRefused, match="last_batch=1 or last_batch=2"):
-        there.take(checkpoint)
-    taken = there.take(checkpoint, last_batch=last)
-    assert (taken.batch_id, taken.planned_again) == (last, 2 if last == 1 else None)
-    there.drain_from(taken.url)
-    there.outputs = [output / f"batch={number}" for number in range(last + 1)]
-    there.check()
-
-
-@pytest.mark.parametrize("key", [["k"], []], ids=["by key", "of all rows"])
-def test_an_update_of_a_table_is_taken_over(lab: Any, key: list[str]) -> None:
-    """A query that replaces rows: its stage has a query of its own. Without a key, all of its state is in one partition."""
-    there = Takeover(lab, PROGRAMS["windows"])
-    checkpoint, table = there.folder / "checkpoint", there.folder / "delta"
-
-    def totals(left: Any) -> Any:
-        sums = left.groupBy(*key).agg(F.sum("v").alias("v"), F.count("*").alias("n"))
-        return sums if key else sums.withColumn("k", F.lit("all"))
-
-    def replace(batch: Any, number: int) -> None:
-        if number == 2:
-            raise OSError("the disk is full")
-        batch.count()
-
-    there.put(3)
-    plain = totals(there.read("left")).writeStream.option("checkpointLocation", str(checkpoint)).outputMode("update")
-    with pytest.raises(StreamingQueryException):
-        plain.foreachBatch(replace).start().awaitTermination()
-
-    @bounded_source
-    def left(context: Any) -> Any:
-        return there.read("left")
-
-    @stage(name="totals", sink=DeltaSink(table, key="k"), output_mode="update")
-    def last(left: Any) -> Any:
-        return totals(left)
-
-    pipeline, target = Pipeline("updates", [left, last]), str(there.folder / "savepoints")
-    taken = import_checkpoint(lab.spark, pipeline, checkpoint, stage="totals", target=target, last_batch=1)
-    assert taken.planned_again == 2 and any("is divided, with its state" in change for change in taken.changes)
-    there.put(1)
-    lab.start(pipeline, interval=0.5, restore_from=taken.url).finished()
-    found = sorted((row["k"], row["v"], row["n"]) for row in DeltaTable(table).to_pyarrow_table().to_pylist())
-    wanted = totals(lab.table("left", ROWS)).select("k", "v", "n")
-    assert found == lab.rows(wanted)
-
-
-@pytest.fixture
-def settings_of_state(lab: Any) -> Any:
-    """Sets the provider of state for a plain query; afterwards it is that of the session."""
-    key = "spark.sql.streaming.stateStore.providerClass"
-    before = lab.spark.conf.get(key)
-    yield lambda provider: lab.spark.conf.set(key, provider or before)
-    lab.spark.conf.set(key, before)
 
 
 def test_what_does_not_fit_is_refused_by_name(lab: Any) -> None:
@@ -301,44 +210,6 @@ def test_what_cannot_go_on_as_a_plain_query(lab: Any) -> None:
         export_checkpoint(savepoint, there.folder / "back", stage="passed", output=there.folder / "taken")
     found = export_checkpoint(savepoint, there.folder / "back", stage="passed")
     assert found.stages == ("left", "passed") and not list(there.folder.glob(".*unfinished"))
-
-
-@pytest.mark.parametrize("how", CUTS)
-def test_a_delta_table_is_read_on(lab: Any, how: str) -> None:
-    """A plain query over a table that `read_delta_table` reads: its offset is a position in the table's files."""
-    table, checkpoint, output = lab.folder / "delta", lab.folder / "checkpoint", lab.folder / "plain"
-    numbers = itertools.count()
-
-    def append(commits: int) -> None:
-        for _ in range(commits):
-            write_deltalake(table, pa.table({"n": [next(numbers) for _ in range(10)]}), mode="append")
-
-    def read(spark: Any) -> Any:
-        return read_delta_table(spark, table, files_per_trigger=1)
-
-    append(4)
-    query = read(lab.spark).writeStream.format("parquet").option("checkpointLocation", str(checkpoint)).start(str(output))
-    query.processAllAvailable()
-    query.stop()
-    cut(how, checkpoint, output)
-
-    @bounded_source(sink=lab.sink())
-    def rows(context: Any) -> Any:
-        return read(context.spark)
-
-    @bounded_source(sink=lab.sink())
-    def files(context: Any) -> Any:
-        return lab.stream("files", "n long")
-
-    lab.put("files", "n long", [])
-    target = str(lab.folder / "savepoints")
-    with pytest.raises(ImportRefused, match="found that of a table"):
-        import_checkpoint(lab.spark, Pipeline("p", [files]), checkpoint, stage="files", output=output, dry_run=True)
-    taken = import_checkpoint(lab.spark, Pipeline("p", [rows]), checkpoint, stage="rows", output=output, target=target)
-    append(3)
-    lab.start(Pipeline("p", [rows]), interval=0.5, restore_from=taken.url).finished()
-    found = lab.committed() + lab.rows(lab.spark.read.parquet(str(output)))
-    assert sorted(found) == [(n,) for n in range(next(numbers))]
 
 
 CODE = """

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 
 from dagster_checkpoints.pipeline import Pipeline, StageContext, bounded_source
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs/recipes"
+FOLDER = Path(__file__).resolve().parents[3] / "docs/recipes"
 
 
 @pytest.fixture
