@@ -107,7 +107,7 @@ def silence_text(sources: Sequence[str], silence: Silence) -> str:
         return (
             f"{subject} has given no rows yet: its first batch has been running for {silence.seconds:.0f} s ({silence.words}). "
             "If there are few rows, check that the machines of Spark's executors reach the source. If there are many, limit the "
-            "rows of a micro-batch: no checkpoint completes while it runs."
+            "rows of a micro-batch: none of them is committed while it runs."
         )
     return (
         f"{subject} has not answered for {silence.seconds:.0f} s; Spark says: {silence.words}. No rows are read meanwhile, and "

@@ -265,6 +265,24 @@ def test_settings_have_ranges(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "overtakes", "after"),
+    [
+        ({}, True, 0.25),
+        ({"aligned_checkpoint_timeout": 3.0}, True, 3.0),
+        ({"aligned_checkpoint_timeout": 0.0}, True, 0.0),
+        ({"unaligned": True}, True, None),
+        ({"unaligned": True, "aligned_checkpoint_timeout": 3.0}, True, 3.0),
+        ({"unaligned": False}, False, None),
+        ({"mode": "at_least_once"}, False, None),
+        ({"max_concurrent": 2}, False, None),
+    ],
+)
+def test_when_barriers_overtake(settings: dict[str, Any], overtakes: bool, after: float | None) -> None:
+    found = resource._checkpoint_config(CheckpointCoordinatorResource(**settings))
+    assert (found.unaligned, found.aligned_checkpoint_timeout) == (overtakes, after)
+
+
+@pytest.mark.parametrize(
     ("kind", "misspelt", "meant"),
     [
         (CheckpointCoordinatorResource, {"savepoint_on_terminaton": True}, "savepoint_on_termination"),

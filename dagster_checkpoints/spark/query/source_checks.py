@@ -157,7 +157,8 @@ def check_limits(call: StageCall, frame: DataFrame) -> list[str]:
     """Warnings of the streaming sources of a DataFrame without a limit per micro-batch."""
     return [
         f"Stage {call.stage.name!r}: {source.title} in {call.stage.location} has no {missing}: all available rows "
-        "become one micro-batch, and no checkpoint can complete while it runs. Set the option."
+        "become one micro-batch: its rows are committed only when all of it has been evaluated, and a crash repeats all of it. "
+        "Set the option."
         for source in (source_of(frame, leaf) for leaf in streams(frame))
         if (missing := missing_limit(source))
     ]

@@ -92,7 +92,7 @@ class OperatorChain:
     def snapshot(
         self, checkpoint_id: int, rows_out: Mapping[str, int | None], late_rows: LateRows, watermark_ms: int | None
     ) -> dict[str, StageInstanceSnapshot]:
-        """Snapshot the stages' states and pre-commit the sink; the query is between two batches.
+        """Snapshot the stages' states and pre-commit the sink; no batch emits meanwhile.
 
         Args:
             checkpoint_id: The checkpoint.

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of one task: pinned while the query is between two batches, then given to the uploader.
+"""What a checkpoint holds of one task: pinned while no batch emits, then given to the uploader.
 
 It must not know when a snapshot is due, the order of its steps, nor barriers on channels.
 """
@@ -48,7 +48,7 @@ class TaskSnapshots:
         rows_out: Mapping[str, int | None],
         finished: bool,
     ) -> None:
-        """Snapshot the stages, pre-commit the sink and pin the query's files; the query is between two batches.
+        """Snapshot the stages, pre-commit the sink and pin the query's files; no batch emits meanwhile.
 
         Args:
             due: The checkpoint's barrier, and what the machine knows of the input channels.
