@@ -22,6 +22,12 @@ SINK_FAULTS = (
         "self._scope.owner.is_replaced_by(ledger.owner)",
         "False",
     ),
+    Fault(
+        "a new start that was suspended removes what a newer owner has kept",
+        SinkLife._remove_other_jobs,
+        '(yield Op("read_ledger")) != ledger',
+        "False",
+    ),
     Fault("a transaction is published a second time", SinkLife.commit, "not job.is_committed(commit.checkpoint)", "True"),
     Fault("the last commit of a branch counts as not made", JobLedger.is_committed, ">= checkpoint", "> checkpoint"),
     Fault(

@@ -19,7 +19,7 @@ from simulation.violations import check
 
 Rows = tuple[int, ...]
 _BEHIND_ALL = 1 << 40
-_AT_ONCE = frozenset({"check_moves", "discard", "hide", "publish", "remove_other_jobs", "show"})
+_AT_ONCE = frozenset({"check_moves", "discard", "hide", "publish", "remove_jobs", "show"})
 """Calls that may stand right behind the check that they rely on, one behind each check: a process that is paused in between for
 longer than its lease can do harm in a file system, which renames under no fence."""
 
@@ -78,15 +78,16 @@ class SinkSystem:
 
 
 class Target:
-    """One instance's part of a system, as the engine calls it.
+    """One instance's part of a system, as the engine calls it; `job` is the job that it serves.
 
     Attributes:
         torn: whether the next move of rows stops in the middle.
     """
 
-    def __init__(self, system: SinkSystem, index: int) -> None:
+    def __init__(self, system: SinkSystem, index: int, job: str) -> None:
         self.system = system
         self.index = index
+        self.job = job
         self.torn = False
         self._known: Ledger | None = None
 
@@ -108,9 +109,12 @@ class Target:
     def stage(self, name: str, rows: Rows) -> None:
         self.system.staged[name] = (self.index, rows)
 
-    def remove_other_jobs(self, job: str) -> None:
+    def other_jobs(self) -> list[str]:
+        return sorted({commit.job for commit in (*self.system.visible, *self.system.hidden)} - {self.job})
+
+    def remove_jobs(self, jobs: Sequence[str]) -> None:
         for rows in (self.system.visible, self.system.hidden):
-            for commit in [commit for commit in rows if commit.job != job]:
+            for commit in [commit for commit in rows if commit.job in jobs]:
                 gone = {*rows.pop(commit)}
                 self.system.table = {key: row for key, row in self.system.table.items() if row not in gone}
 
@@ -120,7 +124,7 @@ class Target:
         change = plan(self.read_ledger())
         if change is not None:
             if change.alone:
-                self.remove_other_jobs(change.job)
+                self.remove_jobs(self.other_jobs())
             moves = change.moves
             for commit in moves.hide:
                 self.hide(commit)
@@ -228,7 +232,7 @@ class TaskSink:
         """Commit the checkpoint's transactions, abort all others. Stops between a check and the step that relies on it."""
         for index in self._own_instances():
             scope = msgspec.structs.replace(self._scope, index=index)
-            system, target = self.system, Target(self.system, index)
+            system, target = self.system, Target(self.system, index, scope.job)
             life = SinkLife(scope, f"stage {system.stage}", stepped=system.stepped, by_key=system.by_key)
             self._lives[index] = life, target
             yield from self._performed(life.open(), target)

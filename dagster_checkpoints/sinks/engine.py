@@ -275,7 +275,7 @@ class SinkLife:
                 if change is None:
                     return None
                 if change.alone:
-                    yield Op("remove_other_jobs", (change.job,))
+                    yield from self._remove_other_jobs(ledger)
                 if not change.moves:
                     yield Op("put_ledger", (change.ledger,))
                     return None
@@ -291,6 +291,13 @@ class SinkLife:
             f"{self._sink}: expected that the record of instance {self._scope.index} stays as it was read, found it changed by "
             f"another run {_TRIES} times. Another attempt may succeed"
         )
+
+    def _remove_other_jobs(self, ledger: Ledger) -> Steps[None]:
+        """Remove the rows of the other jobs that are there now: never those of a job that a newer owner begins meanwhile."""
+        others: Sequence[str] = yield Op("other_jobs")
+        if (yield Op("read_ledger")) != ledger:
+            raise LedgerChanged
+        yield Op("remove_jobs", (others,))
 
     def _finish(self, ledger: Ledger, unfinished: Unfinished) -> Steps[None]:
         """Complete a change that was recorded: each move changes nothing where it was made before."""

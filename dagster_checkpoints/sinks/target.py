@@ -163,5 +163,9 @@ class SteppedTarget(SinkTarget):
         """Make a commit's rows visible again; those that are stay."""
 
     @abstractmethod
-    def remove_other_jobs(self, job: str) -> None:
-        """Delete the rows of all other jobs, of every instance, with what says that they exist last."""
+    def other_jobs(self) -> Sequence[str]:
+        """The jobs that have left anything there, of any instance, without the scope's own."""
+
+    @abstractmethod
+    def remove_jobs(self, jobs: Sequence[str]) -> None:
+        """Delete the rows of these jobs, of every instance, with what says that they exist last."""

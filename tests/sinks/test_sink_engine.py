@@ -63,7 +63,7 @@ def life(*, stepped: bool = False, by_key: bool = False, **scope: Any) -> SinkLi
 
 
 def opened(system: SinkSystem, **settings: Any) -> tuple[SinkLife, Target]:
-    one, target = life(stepped=system.stepped, **settings), Target(system, 1)
+    one, target = life(stepped=system.stepped, **settings), Target(system, 1, settings.get("job", SCOPE.job))
     drive(one.open(), target)
     return one, target
 
@@ -285,13 +285,29 @@ def test_a_change_of_an_earlier_owner_is_completed_under_the_name_of_the_newer_o
     old, target = opened(system)
     target.stage(T1.name, (1, 2))
     calls_of(old.commit(T1), target, until="put_ledger")
-    newer = Target(system, 1)
+    newer = Target(system, 1, SCOPE.job)
     calls_of(life(stepped=True, owner=SinkOwner(4, "h1")).open(), newer, until="put_ledger")
     assert system.ledgers[1].owner == SinkOwner(4, "h1") and system.ledgers[1].unfinished is not None
     with pytest.raises(SinkFenced):
         drive(old.commit(T1), target)
     drive(life(stepped=True, owner=SinkOwner(4, "h1")).open(), newer)
     assert list(system.visible) == [T1.commit] and system.ledgers[1].unfinished is None
+
+
+def test_a_new_start_that_was_suspended_removes_nothing_behind_a_newer_owner() -> None:
+    class Suspended(Target):
+        def other_jobs(self) -> list[str]:
+            newer, target = opened(self.system, job="6.h1", owner=SinkOwner(4, "h1"))
+            target.stage("e4.h1-abc-000000", (8,))
+            drive(newer.commit(Staged("e4.h1-abc-000000", Commit("6.h1", 1, 8), 1)), target)
+            return ["4.h1"]
+
+    system = SinkSystem(0, stepped=True)
+    one, target = opened(system)
+    committed(target, one, 7)
+    with pytest.raises(SinkFenced):
+        drive(life(stepped=True, job="5.h1", attempt="new").new_start(replace=True), Suspended(system, 1, "5.h1"))
+    assert list(system.visible) == [Commit("4.h1", 1, 7), Commit("6.h1", 1, 8)]
 
 
 def test_a_ledger_that_another_run_has_changed_is_read_again() -> None:
@@ -305,7 +321,7 @@ def test_a_ledger_that_another_run_has_changed_is_read_again() -> None:
             super().put_ledger(ledger)
 
     system = SinkSystem(0, stepped=True)
-    drive(life(stepped=True).open(), ChangedOnce(system, 1))
+    drive(life(stepped=True).open(), ChangedOnce(system, 1, SCOPE.job))
     assert system.ledgers[1].owner == SCOPE.owner
 
 
@@ -347,7 +363,7 @@ def test_what_the_errors_of_the_steps_say() -> None:
     with pytest.raises(SinkFenced) as fenced:
         drive(one.commit(T1), target)
     with pytest.raises(SinkUnavailable) as changing:
-        drive(life(stepped=True).open(), Changing(SinkSystem(0, stepped=True), 1))
+        drive(life(stepped=True).open(), Changing(SinkSystem(0, stepped=True), 1, SCOPE.job))
     assert [str(error.value) for error in (conflict, fenced, changing)] == [CONFLICT, FENCED, CHANGING]
 
 

@@ -150,14 +150,18 @@ class DirectoryTarget(FileTarget):
         with suppress(SinkTransactionLost):
             super().hide(commit)
 
-    def remove_other_jobs(self, job: str) -> None:
+    def other_jobs(self) -> list[str]:
+        found = {commit.job for folder in ("", _TAKEN_BACK, _COMMITS) for commit in self._commits(folder).values()}
+        return sorted(found - {self._scope.job})
+
+    def remove_jobs(self, jobs: Sequence[str]) -> None:
         """Several instances may do this at the same time, and again after a crash: each directory is moved away before it is
         deleted, by one of them."""
         trash = self._root / f"{_TRASH}{uuid4().hex}"
         trash.mkdir()
         for folder in ("", _TAKEN_BACK, _COMMITS):
             for name, commit in self._commits(folder).items():
-                if commit.job != job:
+                if commit.job in jobs:
                     with suppress(FileNotFoundError):
                         os.rename(self._root / folder / name, trash / f"{name}-{uuid4().hex}")
             sync(self._root)

@@ -265,20 +265,25 @@ class FileTarget(SteppedTarget):
         name, parts = self._committed_parts(commit)
         self._show(name, parts, parts.taken_back(name))
 
-    def remove_other_jobs(self, job: str) -> None:
+    def other_jobs(self) -> list[str]:
+        columns = read_columns(self._files)  # perhaps of a job that has committed nothing
+        return sorted({*self.jobs(self._scope), *([columns.job] if columns is not None else ())} - {self._scope.job})
+
+    def remove_jobs(self, jobs: Sequence[str]) -> None:
         """Several instances may do this at the same time, and again after a crash: what says that there are files goes last."""
+        if not jobs:
+            return
         indices = self._indices()
-        records = [file for index in indices for file in self._files.names(f"{commits_folder(index)}/") if _job(file) != job]
-        if records:
-            manifests = (name for name in self._files.names(f"{MANIFESTS}/") if _job(name.removesuffix(".manifest")) != job)
-            self._files.delete(manifests)
-            found = ((name, commit_of_part(name)) for name in self._files.names("") if _is_visible_name(name))
-            self._files.delete(name for name, part in found if part is not None and part.commit.job != job)
+        records = [file for index in indices for file in self._files.names(f"{commits_folder(index)}/") if _job(file) in jobs]
+        manifests = (name for name in self._files.names(f"{MANIFESTS}/") if _job(name.removesuffix(".manifest")) in jobs)
+        self._files.delete(manifests)
+        found = ((name, commit_of_part(name)) for name in self._files.names("") if _is_visible_name(name))
+        self._files.delete(name for name, part in found if part is not None and part.commit.job in jobs)
         for index in indices:
             hidden = self._files.names(f"{taken_back_folder(index)}/")
-            self._files.delete(name for name in hidden if _job(name.rpartition("/")[0]) != job)
+            self._files.delete(name for name in hidden if _job(name.rpartition("/")[0]) in jobs)
         columns = read_columns(self._files)
-        if columns is not None and columns.job != job:
+        if columns is not None and columns.job in jobs:
             self._files.delete([COLUMNS])
         self._files.delete(records)
 
