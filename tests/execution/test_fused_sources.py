@@ -171,10 +171,20 @@ def test_a_burst_holds_every_source_and_reports_when_it_has_read_them_and_run_un
 def test_a_source_that_has_caught_up_can_still_be_ended() -> None:
     task = Fused(burst=True)
     task.asked("history", live=300)
-    task.asked("live")
+    task.settled("live")
+    assert task.machine.fused is not None and task.machine.fused.caught_up
     assert task.do(EndInput("live")) == [HoldSources(("live",))], "it is held to what is there by now"
+    assert not task.machine.fused.caught_up
     assert task.do(EndInput("live")) == []
     assert life.FinishOperators() in task.asked("live")
+
+
+def test_a_source_that_is_ended_before_the_query_runs_is_held_from_its_beginning() -> None:
+    sources = (FusedSource("history", 0, bounded=True), FusedSource("live", 1, bounded=False))
+    machine = TaskMachine(TASK, CheckpointConfig(interval=None), fused=sources)
+    machine.handle(TaskOpened(), 0.0)
+    machine.handle(EndInput("live"), 0.0)
+    assert HoldSources(("history", "live")) in machine.handle(QueryRunning(), 0.0)
 
 
 def test_all_sources_had_ended_in_the_restored_checkpoint() -> None:
@@ -222,6 +232,9 @@ def test_a_source_that_was_idle_in_the_checkpoint_is_idle_again_and_event_time_d
     again = Fused(*taken.values(), idle_after=10.0, watermark=300)
     assert again.asked("live", history=400) == [AdvanceEventTime(400)]
     assert again.asked(live=350) == []  # it is behind, and left out until it has caught up
+    taken = again.snapshot()
+    assert taken["live"] == FusedSourceSnapshot("live", 1, watermark=350, behind=True)
+    assert Fused(*taken.values(), idle_after=10.0, watermark=400).asked(history=500, live=380) == [AdvanceEventTime(500)]
     behind = Fused(FusedSourceSnapshot("live", 1, watermark=200), watermark=300)
     assert behind.asked(history=250, live=250) == []
     assert behind.asked(history=310, live=320) == [AdvanceEventTime(310)]

@@ -55,6 +55,8 @@ def looks(rows: list[Looked]) -> list[tuple[float, str]]:
         pytest.param(
             [(0, "", "asking"), (22, "", "asking"), (30, None, "other")], [(22, "asking"), (30, "answered")], id="stopped"
         ),
+        pytest.param([(5, "7 a", "asking"), (21, "7 a", "asking")], [(21, "asking")], id="the first look is no answer"),
+        pytest.param([(30, "", "asking")], [(30, "asking")], id="looked at late"),
         pytest.param([(0, None, "other"), (60, None, "other"), (61, "", "asking")], [], id="waits for its turn to start"),
         pytest.param(
             [(t, "", "asking") for t in (0, 20, 300, 20 + REPEAT_SECONDS - 1, 20 + REPEAT_SECONDS)],
@@ -67,10 +69,21 @@ def test_what_is_reported_of_a_source(rows: list[Looked], expected: list[tuple[f
     assert looks(rows) == expected
 
 
+def test_a_silence_says_how_long_it_lasts_and_what_spark_does() -> None:
+    watch = SourceAnswers(0.0)
+    watch.look(SourceLook("", "asking", "Getting offsets"), 21.5)
+    assert watch.silence == Silence(21.5, "asking", "Getting offsets")
+
+
 def test_a_silence_in_words_says_which_source_since_when_what_spark_does_and_what_to_check() -> None:
-    asking = silence_text(("live",), Silence(24.2, "asking", "Getting offsets from KafkaV2[Subscribe[clicks]]"))
-    assert "Source 'live' has not answered for 24 s" in asking and "Getting offsets from KafkaV2[Subscribe[clicks]]" in asking
-    assert "Check its address, port, credentials and network" in asking
-    assert "One of the sources 'a', 'b'" in silence_text(("a", "b"), Silence(30, "starting", "Initializing sources"))
-    reading = silence_text(("table",), Silence(31, "reading", "evaluating its DataFrame"))
-    assert "its first batch has been running for 31 s" in reading and "limit the rows" in reading
+    assert silence_text(("live",), Silence(24.2, "asking", "Getting offsets from KafkaV2[Subscribe[clicks]]")) == (
+        "Source 'live' has not answered for 24 s; Spark says: Getting offsets from KafkaV2[Subscribe[clicks]]. No rows are read "
+        "meanwhile, and checkpoints complete without them. Check its address, port, credentials and network from Spark's driver, "
+        "and that what it names (topic, table, path) exists. Spark goes on asking."
+    )
+    assert "One of the sources 'a', 'b' has not" in silence_text(("a", "b"), Silence(30, "starting", "Initializing sources"))
+    assert silence_text(("table",), Silence(31, "reading", "evaluating its DataFrame")) == (
+        "Source 'table' has given no rows yet: its first batch has been running for 31 s (evaluating its DataFrame). If there "
+        "are few rows, check that the machines of Spark's executors reach the source. If there are many, limit the rows of a "
+        "micro-batch: none of them is committed while it runs."
+    )

@@ -16,6 +16,7 @@ from dagster_checkpoints.state import (
     check_divided_plans,
     check_stateful_plans,
 )
+from dagster_checkpoints.state.planned_operators import PlannedDifference, difference, layout_difference
 
 A, B, C, D = "where a", "where b", "where c", "where d"
 
@@ -72,6 +73,7 @@ CHANGES: list[tuple[Operators, Operators, str | None]] = [
     ((join(side(A), side(B)),), (join(side(C), side(D)),), SIDES),
     ((join(side("rows of 1", A), side("rows of 2", B)),), (join(side("rows of 1", C), side("rows of 2", D)),), None),
     ((join(side(A), side(B, columns="k: string")),), (join(side(C), side(D, columns="k: string")),), None),
+    ((join(side(A), side(B, columns="j: string, w: bigint")),), (join(side(C), side(D, columns="j: string, w: bigint")),), SIDES),
     ((join(side(), side()),), (join(side(columns="v: bigint, k: string"), side()),), "keeps other values"),
     ((join(side(), side()),), (join(side(origins="v, k"), side()),), "have exchanged their names"),
     ((join(side(), side()),), (join(side(), side(), "leftouter"),), "plans another operator"),
@@ -104,6 +106,109 @@ def test_the_error_shows_what_tells_operators_apart() -> None:
     with pytest.raises(StatefulPlanChanged) as error:
         check_stateful_plans(held, {"hourly": ("declared",)}, "JFK", {}, "checkpoint 7", {"hourly": (group(B, C), group(A, C))})
     assert "\n  In the checkpoint: [1] where a, [2] where b\n  Now: [1] where b, [2] where a\n" in str(error.value)
+
+
+OTHER_JOIN = join(side(columns="v: bigint, k: string"), PlannedInput())
+BY_K, JOINED = "aggregate by k", "inner join of streams by left.k = right.k"
+PUSHED = (
+    "Spark applies a condition that the query has behind an operator in front of it, so that its state holds only the rows that "
+    "met the condition"
+)
+NUMBER = "Spark plans another number of stateful operators for it"
+SHOWN: list[tuple[Operators, Operators, PlannedDifference]] = [
+    ((group(A),), (group(A), join(side(), side())), PlannedDifference(NUMBER, BY_K, f"{BY_K}, {JOINED}")),
+    ((), (group(A),), PlannedDifference(NUMBER, "none", BY_K)),
+    (
+        (group(keys=""),),
+        (join(side(), side()),),
+        PlannedDifference("Spark plans another operator", "aggregate by nothing", JOINED),
+    ),
+    (
+        (group(keys="kv"),),
+        (group(keys="vk"),),
+        PlannedDifference(
+            "Spark plans another key for its state, or the same in another order", "aggregate by k, v", "aggregate by v, k"
+        ),
+    ),
+    (
+        (join(side(), side(), bounds=("t < 2", "t > 1")),),
+        (join(side(), side()),),
+        PlannedDifference("the times that its join keeps rows are others", "t < 2, t > 1", "none"),
+    ),
+    ((group(pushed=("v > 1", "k = 2")),), (group(),), PlannedDifference(PUSHED, "where v > 1 AND k = 2", "none")),
+    ((group(),), (group(pushed=("v > 1",)),), PlannedDifference(PUSHED, "none", "where v > 1")),
+    (
+        (join(side(), side()),),
+        (OTHER_JOIN,),
+        PlannedDifference(
+            "Spark keeps other values in its state, or in another order",
+            f"{JOINED}: k: string, v: bigint and k: string, v: bigint",
+            f"{JOINED}: v: bigint, k: string and nothing",
+        ),
+    ),
+    (
+        (group(values="sum(v), sum(w)"),),
+        (group(values="sum(w), sum(v)"),),
+        PlannedDifference(
+            "columns in front of an operator have exchanged their names, and its values their places",
+            "sum(v), sum(w)",
+            "sum(w), sum(v)",
+        ),
+    ),
+    (
+        (join(side(A, C), side(B, C)),),
+        (join(side(B, C), side(A, C)),),
+        PlannedDifference(
+            "only what stands in front of them tells the sides of its join apart, and that has changed for both: each might "
+            "continue with the rows of the other one",
+            "[1] where a, [2] where b",
+            "[1] where b, [2] where a",
+        ),
+    ),
+    (
+        (group(A, D), group(), join(side(A), side()), join(side(), side(B))),
+        (group(B), group(A), join(side(A), side()), join(side(), side(B))),
+        PlannedDifference(
+            "it has operators of one shape, which only what stands in front of them tells apart, and that has changed for more "
+            "than one: each might continue with the state of another one",
+            "[1] where a and where d, [2] nothing of its own",
+            "[1] where b, [2] where a",
+        ),
+    ),
+    (
+        (join(side(A), side()), join(side(), side(B))),
+        (join(side(B), side()), join(side(), side(A))),
+        PlannedDifference(
+            "it has operators of one shape, which only what stands in front of them tells apart, and that has changed for more "
+            "than one: each might continue with the state of another one",
+            "[1] left side where a, [2] right side where b",
+            "[1] left side where b, [2] right side where a",
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "now", "shown"), SHOWN)
+def test_what_a_difference_says(before: Operators, now: Operators, shown: PlannedDifference) -> None:
+    assert difference(before, now) == shown
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "shown"),
+    [
+        ((group(pushed=("v > 1",)),), (OTHER_JOIN,), ("Spark plans another operator", f"{BY_K} where v > 1", JOINED)),
+        ((group(),), (group(keys="kv"),), ("Spark plans another number of keys", BY_K, "aggregate by k, v")),
+        (
+            (group(),),
+            (group(pushed=("v > 1", "k = 2")),),
+            ("Spark applies other conditions in front of an operator", BY_K, f"{BY_K} where v > 1 AND k = 2"),
+        ),
+        ((group(), OTHER_JOIN), (group(),), ("Spark plans another number of operators", f"{BY_K}, {JOINED}", BY_K)),
+        ((group(),), (group(), OTHER_JOIN), ("Spark plans another number of operators", BY_K, f"{BY_K}, {JOINED}")),
+    ],
+)
+def test_what_a_difference_of_the_layout_says(before: Operators, now: Operators, shown: tuple[str, str, str]) -> None:
+    assert layout_difference(before, now) == PlannedDifference(*shown)
 
 
 def test_columns_are_not_traced_through_a_fused_source_that_has_ended() -> None:

@@ -60,8 +60,11 @@ def test_a_query_of_its_own_needs_the_same_number_of_operators() -> None:
     held, columns = snapshot((DEDUP, FIVE)), {"hourly": "flights.py:12"}
     check_divided_plans(held, {"hourly": (DEDUP, TEN)}, "JFK", columns, WHERE)  # the same operators, with columns of a channel
     check_divided_plans(snapshot((DEDUP, FIVE), query=False), {"hourly": (FIVE,)}, "JFK", columns, WHERE)
-    with pytest.raises(StatefulPlanChanged, match=r"'hourly' .* shared a query with other stages in checkpoint 7 "):
-        check_divided_plans(held, {"hourly": (FIVE,)}, "JFK", columns, WHERE)
+    for locations, place in ((columns, "flights.py:12"), ({}, "defined elsewhere")):
+        with pytest.raises(
+            StatefulPlanChanged, match=rf"'hourly' \(instance 'JFK', {place}\) shared a query with other stages in "
+        ):
+            check_divided_plans(held, {"new": (FIVE,), "hourly": (FIVE,)}, "JFK", locations, WHERE)
 
 
 SUMS = "aggregate by origin: sum(delay long), sum(distance long)"
@@ -197,6 +200,12 @@ SUM, LAST = (
         (LAST + AVRO, LAST.replace(",by:struct<a:int,b:string>", "") + AVRO, True),
         (LAST + AVRO, LAST.replace("b:string", "c:string") + AVRO, False),
         (LAST + AVRO, LAST.replace("b:string", "b:string,c:int") + AVRO, False),
+        (LAST + AVRO, LAST.replace("b:string", "c:int,b:string") + AVRO, False),
+        ("value sum struct<by:struct<a:int,b:string>>" + AVRO, "value sum struct<by:struct<a:int,b:string>,n:int>" + AVRO, True),
+        ("value sum struct<d:decimal(4,2),n:int>" + AVRO, "value sum struct<d:decimal(4,2),m:int,n:int>" + AVRO, True),
+        ("value sum bigint" + AVRO, SUM + AVRO, False),
+        (SUM + AVRO, "value sum bigint" + AVRO, False),
+        ("value sum struct<n:int,n:int>" + AVRO, "value sum struct<n:int>" + AVRO, False),
     ],
 )
 def test_the_states_of_a_processor(before: str, now: str, fits: bool) -> None:

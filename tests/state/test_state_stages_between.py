@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -39,8 +41,8 @@ class AnyStage(Stage):
         raise NotImplementedError
 
 
-def pipeline(**reads: dict[str, StageInput] | None) -> Pipeline:
-    """By stage, what it reads; a name that ends with a number has as many instances."""
+def pipeline(uids: Mapping[str, str] = MappingProxyType({}), /, **reads: dict[str, StageInput] | None) -> Pipeline:
+    """By stage, what it reads; a name that ends with a number has as many instances. `uids`: of stages that had other names."""
     stages, read = [], {name for inputs in reads.values() for name in inputs or ()}
     for name, inputs in reads.items():
         kind = StageKind.DERIVED if inputs else StageKind.UNBOUNDED_SOURCE
@@ -48,6 +50,7 @@ def pipeline(**reads: dict[str, StageInput] | None) -> Pipeline:
         stages.append(
             AnyStage(
                 name,
+                uid=uids.get(name),
                 kind=kind,
                 inputs=inputs or {},
                 instances=instances,
@@ -142,6 +145,17 @@ def test_a_stage_in_the_middle_of_a_query_is_gone() -> None:
 
 
 WAITING = (Segment((), 4), WatermarkStatus(False))
+
+
+def test_a_producer_that_has_another_name_by_now() -> None:
+    """Channels are named by uids."""
+    renamed = pipeline({"z": "a"}, z=None, b={"z": PW}, c2={"b": BY_K})
+    plan = restored(renamed, APART)
+    assert plan.changes[0] == "'c2' keeps its state, and reads 'b' in place of 'z'."
+    assert [plan.tasks[TaskId("c2", index)].channels for index in range(2)] == [(), ()]
+    waiting = checkpoint(pipeline(a=None, c2={"a": BY_K}), ("a",), ("c2",), known={"a[0]->c2[1]": WAITING})
+    with pytest.raises(InputsChanged):
+        restored(renamed, waiting, allow=True)
 
 
 @pytest.mark.parametrize(
