@@ -70,8 +70,8 @@ IN_THE_MIDDLE = (
     "file:///checkpoint has planned micro-batch {planned} and not committed it: the query was stopped or killed in the middle. "
     "Its rows may be in the output or not, which the checkpoint directory does not say. Name the output (output=, --output) if "
     "it is that of Spark's file sink or of Delta Lake; of another sink, name the last micro-batch whose rows are completely in "
-    "the output, with nothing of a later one: last_batch={committed} or last_batch={planned} (--last-batch). If you cannot know, as "
-    "with Spark's Kafka sink, start the query once more and stop it between two batches: StreamingQuery.stop() after "
+    "the output, with nothing of a later one: last_batch={committed} or last_batch={planned} (--last-batch). If you cannot know, "
+    "as with Spark's Kafka sink, start the query once more and stop it between two batches: StreamingQuery.stop() after "
     "processAllAvailable()"
 )
 LOGS: list[tuple[PlainQuery, int | None, str]] = [
