@@ -5,7 +5,10 @@ The rows of the batch wait for a file that the test makes, so that a checkpoint 
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, unbounded_source
+from dagster_checkpoints.sinks import ParquetSink, SinkContext
 from dagster_checkpoints.spark.job.events import CheckpointDone
 
 ROWS = "k string, ts timestamp, v long"
@@ -104,3 +108,66 @@ def test_no_checkpoint_waits_for_the_evaluation_of_a_batch(lab: Any, layout: str
     for name in sources[1:]:
         whole = whole.unionByName(lab.table(name, ROWS))
     lab.check(in_hours(whole))
+
+
+class OneCallSink(ParquetSink):
+    """Writes down a call that begins during another one. Its commits wait for the file `go`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / "out")
+        self.folder = folder
+
+    def open(self, context: SinkContext) -> None:
+        self.busy = threading.Lock()
+        super().open(context)
+
+    def write(self, batch: Any, files: Sequence[str], batch_id: int) -> None:
+        with self.alone("write"):
+            super().write(batch, files, batch_id)
+
+    def pre_commit(self, checkpoint_id: int) -> str | None:
+        with self.alone("pre_commit"):
+            return super().pre_commit(checkpoint_id)
+
+    def commit(self, transaction: str) -> Any:
+        with self.alone("commit"):
+            (self.folder / "commits").touch()
+            while not (self.folder / "go").exists():
+                time.sleep(0.02)
+            return super().commit(transaction)
+
+    @contextmanager
+    def alone(self, method: str) -> Iterator[None]:
+        if not self.busy.acquire(blocking=False):
+            (self.folder / f"{method} beside another call").touch()
+            self.busy.acquire()
+        try:
+            yield
+        finally:
+            self.busy.release()
+
+
+def test_the_methods_of_a_sink_are_called_one_after_another(lab: Any) -> None:
+    """A batch is evaluated while the sink commits, and is written behind the commit."""
+
+    @unbounded_source(watermark=("ts", "1 minute"), sink=OneCallSink(lab.folder))
+    def live(context: Any) -> Any:
+        return lab.stream("live", ROWS)
+
+    def put(first: int) -> None:
+        lab.put("live", ROWS, [("a", lab.at(v), v) for v in range(first, first + 30)])
+
+    put(0)
+    job = lab.start(Pipeline("held", [live]), interval=3600.0)
+    job.wait_until(lambda: job.execution.rows().get("live") == 30)
+    job.ask("checkpoint")
+    job.wait_until((lab.folder / "commits").exists)
+    put(100)
+    job.wait_until(lambda: any(lab.folder.glob("work/**/000001/*.parquet")))  # only the commit keeps them from the sink
+    time.sleep(1.0)
+    (lab.folder / "go").touch()
+    job.wait_until(lambda: job.execution.rows().get("live") == 60)
+    job.drain()
+    job.finished()
+    assert not list(lab.folder.glob("* beside another call"))
+    lab.check(lab.table("live", ROWS))

@@ -165,7 +165,7 @@ class OperatorChain:
                 self._parts.sink.finish()
 
     def commit(self, checkpoint_id: int, *, last: bool) -> None:
-        """Commit the sink up to a completed checkpoint, report that, and notify the stages.
+        """Commit the sink up to a completed checkpoint, and report that.
 
         Args:
             checkpoint_id: The checkpoint.
@@ -175,9 +175,6 @@ class OperatorChain:
             with self._errors.running(self._tail):
                 commits = self._parts.sink.commit_up_to(checkpoint_id)
             self._report_commit(checkpoint_id, commits, self._parts.sink.checked(checkpoint_id), last)
-        for instance in self._parts.instances:
-            with self._errors.running(instance):
-                instance.stage.notify_checkpoint_complete(checkpoint_id)
 
     def _report_commit(self, checkpoint_id: int, commits: Sequence[SinkCommit], checked: CheckedRows, last: bool) -> None:
         covered = sorted(taken for taken in self._at_snapshots if taken <= checkpoint_id)
@@ -196,6 +193,12 @@ class OperatorChain:
                 checked=checked,
             )
         )
+
+    def notify_complete(self, checkpoint_id: int) -> None:
+        """Notify the stages that a checkpoint has completed."""
+        for instance in self._parts.instances:
+            with self._errors.running(instance):
+                instance.stage.notify_checkpoint_complete(checkpoint_id)
 
     def notify_aborted(self, checkpoint_id: int) -> None:
         """Notify the stages that a checkpoint was aborted."""

@@ -376,8 +376,9 @@ class Task(ABC):
                     self.query.kill()
                 case life.CommitUpTo(checkpoint_id):
                     assert checkpoint_id is not None  # every task waits for a checkpoint, see JobOptions
-                    with self.query.no_batch_emits():  # a sink's methods are called one after another
-                        self.operators.commit(checkpoint_id, last=any(isinstance(each, life.TaskFinished) for each in actions))
+                    self.operators.commit(checkpoint_id, last=any(isinstance(each, life.TaskFinished) for each in actions))
+                    with self.query.no_batch_emits():
+                        self.operators.notify_complete(checkpoint_id)
                 case life.CloseOperators():
                     self.operators.close()
                 case life.TaskFinished():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -105,6 +106,8 @@ class TaskSink:
         self._scratch = scratch
         self._checks = checks
         self._pending = PendingTransactions[str]()
+        self._turn = threading.Lock()
+        """Held by `write`, in a thread of Spark's, and by `commit_up_to`: the sink's methods are called one after another."""
 
     def open(
         self,
@@ -155,7 +158,7 @@ class TaskSink:
     def write(self, segment: SegmentFiles, batch_id: int) -> None:
         """Put one micro-batch into the current transaction."""
         batch = table_dataframe(self._spark, self._schema, segment.files)
-        with local_copies(segment.files, self._scratch) as files:
+        with local_copies(segment.files, self._scratch) as files, self._turn:
             with reaching_sink(self._sink):
                 self._sink.write(batch, [str(file) for file in files], batch_id)
             if self._checks is not None:
@@ -217,7 +220,7 @@ class TaskSink:
         """
         commits = []
         while (transaction := self._pending.first_up_to(checkpoint_id)) is not None:
-            with reaching_sink(self._sink):
+            with self._turn, reaching_sink(self._sink):
                 commits.append(self._sink.commit(transaction) or SinkCommit())
             self._pending.committed()
         return commits
