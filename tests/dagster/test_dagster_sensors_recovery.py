@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -276,11 +276,13 @@ def test_a_run_that_failed_while_the_owner_continued_is_not_restarted(
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Puts the clock of sensors forward: a lease ends without a wait, however long a tick takes."""
+    """Sets the clock of sensors, to so many seconds after the first call: a lease ends without a wait, however slow a tick is."""
+    began: list[datetime] = []
 
     def forward(seconds: float) -> None:
-        ahead = timedelta(seconds=seconds)
-        monkeypatch.setattr(pipeline_sensor, "datetime", SimpleNamespace(now=lambda zone: datetime.now(zone) + ahead))
+        began.append(datetime.now(UTC))
+        moment = began[0] + timedelta(seconds=seconds)
+        monkeypatch.setattr(pipeline_sensor, "datetime", SimpleNamespace(now=lambda zone: moment.astimezone(zone)))
 
     return forward
 
@@ -376,6 +378,7 @@ def test_a_run_whose_end_could_not_be_written_is_marked_as_failed_and_restarted(
         )
         instance.report_dagster_event(event, run_id=started)
     sensor = make(dead_after=100.0)
+    later(0.0)
     first = tick(sensor, instance)
     assert not first.run_requests and "is STARTED" in first.skip_message
     later(90.0)
