@@ -295,6 +295,24 @@ FAULTS = (
     # Attempts, requests, the end of a job
     Fault("a restart does not end the sources that a user has ended", JobMachine._deploy, "self._job.ended_sources", "()"),
     Fault(
+        "a checkpoint does not say which sources a user has ended",
+        JobCoordination._write,
+        "frozenset(self._asked_to_end)",
+        "frozenset()",
+    ),
+    Fault(
+        "a run reads on in the sources that a user had ended in the run before",
+        JobCoordination.end_again,
+        "self.ended_sources |= sources",
+        "pass",
+    ),
+    Fault(
+        "the run after the next one reads on in the sources that a user had ended",
+        JobCoordination.end_again,
+        "self._asked_to_end |= sources",
+        "pass",
+    ),
+    Fault(
         "a restart begins from the start of the run, though a newer checkpoint is complete",
         JobMachine._newest_known,
         "event.newest if event.epoch == self._epoch else None",

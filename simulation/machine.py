@@ -78,6 +78,7 @@ class Machine(Performer, ABC):
         restarted: the vertices that were deployed last.
         dirty: whether a fault has left files that only a later run can delete.
         end_requested: whether a user has ended all sources.
+        asked_to_end: the sources that users were told would end, also in the runs before it.
         sent_reports: the last acknowledgements and declines; each may be delivered a second time.
         unanswered: by requester number, the request that has no answer yet.
         fair: by checkpoint and by name of a request, when it would expire: those that were triggered or made since the world is
@@ -86,7 +87,7 @@ class Machine(Performer, ABC):
 
     # Slots, because a dictionary of more than 30 attributes is slow.
     __slots__ = (
-        "_due", "_kept", "_last_id", "_loss_reported", "_savepoints", "_start", "attempt",
+        "_due", "_kept", "_last_id", "_loss_reported", "_savepoints", "_start", "asked_to_end", "attempt",
         "completed", "config", "crashed", "dirty", "discoveries", "end_requested", "ended", "ended_by", "ended_sources",
         "epoch", "fair", "ghosts", "io", "io_thread", "job", "job_id", "knows_event_time", "lineage", "main", "names", "number",
         "paused", "queue", "requested_start", "restarted", "restored", "running", "scenario", "sent_reports", "shape",
@@ -120,6 +121,7 @@ class Machine(Performer, ABC):
         self.attempt = self.job_id = self.completed = 0
         self.lineage: tuple[tuple[int, int | None], ...] = ()
         self.ended_sources: frozenset[tuple[str, str]] = frozenset()
+        self.asked_to_end: frozenset[str] = frozenset()
         self.sent_reports: deque[TaskReport] = deque(maxlen=6)
         self.unanswered: dict[int, Request] = {}
         self.fair: dict[int | str, float] = {}

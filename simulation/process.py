@@ -8,7 +8,7 @@ Read `machine` and `writing` first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from typing import Any
 
@@ -28,6 +28,7 @@ from dagster_checkpoints.execution.split_enumerators import enumerator_starts
 from dagster_checkpoints.execution.split_events import SplitsDiscovered
 from dagster_checkpoints.execution.start_point import NothingToRestoreError, choose_start, is_job_over
 from dagster_checkpoints.execution.storage_steps import drive
+from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import RestoreError
 from simulation.channels import mix
 from simulation.machine import FINISH, SLEEP, TURN
@@ -123,7 +124,7 @@ class Process(Writer):
 
     def _write_metadata(self, action: coordination.WriteMetadata) -> None:
         ghosts = {task: self.ghosts[task] for task in action.checkpoint.plan.finished}
-        self.io.append(self._write(action.checkpoint, ghosts))
+        self.io.append(self._write(action.checkpoint, ghosts, self.asked_to_end))
 
     def _start_tasks(self, action: do.StartTasks) -> None:
         started = [task for task in self.tasks.values() if task.id.vertex in self.vertices_of(action)]
@@ -257,11 +258,21 @@ class Process(Writer):
             for n, id in heads
             if stages[n].is_source
         ]
+        if restored is not None:
+            self._check_ends(restored, sources, finished)
         known = restored.plan.enumerators if restored is not None else {}
         held = {task.id: task.machine.splits.held for task in self.tasks.values() if task.machine.splits is not None}
         enumerators = enumerator_starts(self.shape.pipeline, finished, known, held)
         self.discoveries = Counter({stage: n for stage, n in self.discoveries.items() if stage not in self.restarted})
         return on.Deployed(self.shape.graph, finished, tuple(sources), enumerators)
+
+    def _check_ends(self, restored: Restored, sources: Sequence[SourceInstance], finished: Set[TaskId]) -> None:
+        """The sources that a user was told would end have ended, or end again."""
+        self.asked_to_end |= restored.metadata.asked_to_end
+        asked = [source for source in sources if str(source) in self.asked_to_end and source.task not in finished]
+        done = self.ended_sources | {(stage, source.instance) for source in asked for stage in restored.plan.fully_finished}
+        lost = [str(source) for source in asked if (source.stage, source.instance) not in done]
+        check(not lost, "the sources {} were ended before {}, and are read on", lost, restored.location)
 
     def _confirm(self, action: do.ConfirmOwnership) -> Steps[on.OwnershipConfirmed | on.StorageSilent]:
         renewed = yield from self.owned(self.owner.renew())
@@ -365,6 +376,7 @@ class Process(Writer):
             request = self.unanswered.pop(requester, None)
             if request is None or request.request_id != action.request_id:
                 raise Violation(f"requester {requester} waits for the answer to {request}, and gets {action}")
+            self.asked_to_end |= frozenset(action.ended)
             if action.done and request.kind in ("savepoint", "stop") and action.location not in self.store.claimed:
                 self.store.check_complete(action.location)
 

@@ -147,7 +147,7 @@ def as_recorded(metadata: Metadata, shape: Shape) -> CheckpointMetadata:
     enumerators = recorded_enumerators(metadata.enumerators, snapshots)
     ended = ended_sources(snapshots.values())
     groups = {stage.name: stage.state_partitions for stage in shape.pipeline.stages if stage.state_partitions}
-    stages = recorded_stages(shape.pipeline, shape.chains, metadata.finished, ended, groups, enumerators)
+    stages = recorded_stages(shape.pipeline, shape.chains, metadata.finished, ended, groups, enumerators, metadata.ending)
     for stage, spec in zip(stages, shape.stages, strict=True):
         _check_enumerator(stage, spec, metadata)
     return CheckpointMetadata(

@@ -24,6 +24,8 @@ class Metadata:
     Attributes:
         ghosts: by task, the state that only the simulator keeps.
         enumerators: by split source, its enumerator when the checkpoint was triggered.
+        ending: (stage, instance) of the sources that requests have ended, as the job says.
+        asked_to_end: the sources that users were told would end, before the checkpoint was written.
     """
 
     pointer: CheckpointPointer
@@ -34,6 +36,8 @@ class Metadata:
     files: frozenset[str]
     lineage: tuple[tuple[int, int | None], ...] = ()
     enumerators: Mapping[str, Any] = field(default_factory=dict)
+    ending: frozenset[tuple[str, str]] = frozenset()
+    asked_to_end: frozenset[str] = frozenset()
 
 
 class Store:

@@ -99,9 +99,9 @@ class Writer(Machine):
 
     # Metadata
 
-    def _write(self, snapshot: CheckpointSnapshot, ghosts: dict[TaskId, Ghost]) -> Steps[None]:
+    def _write(self, snapshot: CheckpointSnapshot, ghosts: dict[TaskId, Ghost], asked_to_end: frozenset[str]) -> Steps[None]:
         checkpoint_id, properties = snapshot.checkpoint_id, snapshot.properties
-        self.metadata = metadata = self._metadata(snapshot, ghosts)
+        self.metadata = metadata = self._metadata(snapshot, ghosts, asked_to_end)
         self.location = metadata.pointer.location
         result = yield from self.run(checkpoint_writing.write_checkpoint(checkpoint_id, properties))
         if result.keep:
@@ -135,7 +135,7 @@ class Writer(Machine):
         recorded = zip(recorded_stages(self.shape.pipeline, self.shape.chains, metadata.finished), self.shape.stages, strict=True)
         return any(stage.finished and not stage.fully_finished for stage, spec in recorded if spec.kind == "union")
 
-    def _metadata(self, snapshot: CheckpointSnapshot, ghosts: dict[TaskId, Ghost]) -> Metadata:
+    def _metadata(self, snapshot: CheckpointSnapshot, ghosts: dict[TaskId, Ghost], asked_to_end: frozenset[str]) -> Metadata:
         states: dict[TaskId, Any] = dict(snapshot.states)
         pointer = CheckpointPointer(
             checkpoint_id=snapshot.checkpoint_id,
@@ -154,6 +154,8 @@ class Writer(Machine):
             files=frozenset(file for state in states.values() for file in state.files),
             lineage=self.lineage,
             enumerators=snapshot.enumerators,
+            ending=snapshot.ending,
+            asked_to_end=asked_to_end,
         )
 
     # The start

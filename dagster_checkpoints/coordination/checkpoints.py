@@ -185,6 +185,7 @@ class CheckpointSnapshot(msgspec.Struct, frozen=True):
         states: by task, the state of its acknowledgement; tasks that had finished before have none.
         request_id: id of the request; None for a checkpoint of the interval or of the end of the data.
         enumerators: by split source, its enumerator when the checkpoint was triggered.
+        ending: (stage, instance) of the sources that requests have ended.
     """
 
     checkpoint_id: int
@@ -195,6 +196,7 @@ class CheckpointSnapshot(msgspec.Struct, frozen=True):
     triggered_at: float
     request_id: str | None = None
     enumerators: Mapping[str, EnumeratorState] = {}
+    ending: frozenset[tuple[str, str]] = frozenset()
 
 
 class PendingCheckpoint:

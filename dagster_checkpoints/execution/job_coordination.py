@@ -118,6 +118,8 @@ class JobCoordination:
         self.coordinator: CheckpointCoordinator | None = None
         self.finished: set[TaskId] = set()
         self.ended_sources: set[tuple[str, str]] = set()
+        self._asked_to_end: set[tuple[str, str]] = set()
+        """Those of them that a request has ended by name. A drain ends all of them in this run only."""
         self.attempts: dict[str, int] = {}
         self.end: AttemptEnd | None = None
         self.fatal: Failure | None = None
@@ -310,11 +312,18 @@ class JobCoordination:
         if action.stage is None and (cut := self._unread()):
             self.actions.append(SourcesCut(tuple(map(str, cut))))
         if not action.stops_job:
-            self.ended_sources.update((source.stage, source.instance) for source in chosen)
+            names = {(source.stage, source.instance) for source in chosen}
+            self.ended_sources |= names
+            self._asked_to_end |= names if action.stage is not None else set()
         self.splits.end(source.task for source in chosen)
         if action.stage is None:
             return self._send(self._unfinished(source.task for source in chosen), EndInput())
         self._send(self._unfinished(source.task for source in chosen), EndInput(action.stage))
+
+    def end_again(self, sources: Set[tuple[str, str]]) -> None:
+        """Sources, as (stage, instance), that had been ended by name before the checkpoint that the job starts from."""
+        self.ended_sources |= sources
+        self._asked_to_end |= sources
 
     def _unread(self) -> tuple[SourceInstance, ...]:
         """The instances of bounded sources that have not been read to their end, and were not asked to end."""
@@ -348,7 +357,8 @@ class JobCoordination:
 
     def _write(self, action: WriteMetadata) -> None:
         taken = self.splits.written(action.checkpoint.checkpoint_id)
-        self.actions.append(WriteMetadata(structs.replace(action.checkpoint, enumerators=taken)) if taken else action)
+        snapshot = structs.replace(action.checkpoint, enumerators=taken, ending=frozenset(self._asked_to_end))
+        self.actions.append(WriteMetadata(snapshot))
 
     def _failed(self, action: CheckpointFailed) -> None:
         if action.checkpoint_id is not None:

@@ -53,12 +53,14 @@ class RestorePoint:
         checkpoint_id: id of the checkpoint or savepoint.
         location: its location.
         finished: the tasks that had finished when it was triggered.
+        ending: (stage, instance) of the sources that requests had ended.
         state: the state that the driver restores. Not compared.
     """
 
     checkpoint_id: int
     location: str
     finished: Set[TaskId] = frozenset()
+    ending: frozenset[tuple[str, str]] = frozenset()
     state: object = field(default=None, compare=False)
 
 

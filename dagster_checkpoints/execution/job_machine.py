@@ -246,6 +246,8 @@ class JobMachine:
         if self._start is None:
             self._ask(do.Sweep())
         self._start, self._restored = event.start, event.start.restored
+        if self._restored is not None:
+            self._job.end_again(self._restored.ending)
         self._deploy()
 
     def _job_begun(self, event: on.JobBegun) -> None:

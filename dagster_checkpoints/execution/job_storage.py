@@ -34,7 +34,7 @@ R = TypeVar("R", bound=RestoredCheckpoint)
 def restore_point(restored: RestoredCheckpoint) -> RestorePoint:
     """The part of a restored checkpoint that the job machine knows."""
     plan = restored.plan
-    return RestorePoint(plan.checkpoint_id, restored.location, frozenset(plan.finished), restored)
+    return RestorePoint(plan.checkpoint_id, restored.location, frozenset(plan.finished), plan.ending, restored)
 
 
 def beginning_chosen(start: StartPoint[R]) -> BeginningChosen:

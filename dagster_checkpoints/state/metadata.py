@@ -321,6 +321,7 @@ class StageMetadata(_Struct, frozen=True):
             others may hold rows of the job.
         state_partitions: number of its state partitions over all instances, if each of them is a key group; 0 if a state
             partition holds keys of several groups, as in each checkpoint of a release that did not record it.
+        ending: names of the instances of a source that a request has ended, and that have not finished.
     """
 
     name: str
@@ -336,6 +337,7 @@ class StageMetadata(_Struct, frozen=True):
     late_rows: int = 0
     most_instances: int = 0
     state_partitions: int = 0
+    ending: tuple[str, ...] = ()
 
 
 class ChainMetadata(_Struct, frozen=True):

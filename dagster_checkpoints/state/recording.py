@@ -34,6 +34,7 @@ def recorded_stages(
     ended_sources: Collection[str] = (),
     key_groups: Mapping[str, int] = MappingProxyType({}),
     enumerators: Mapping[str, EnumeratorState] = MappingProxyType({}),
+    ending: Collection[tuple[str, str]] = (),
 ) -> tuple[StageMetadata, ...]:
     """The stages with their inputs, and which of their instances have finished.
 
@@ -44,6 +45,7 @@ def recorded_stages(
         ended_sources: the fused sources that have ended in a task which has not finished, see `ended_sources`.
         key_groups: by stage whose rows are routed by key, its number of key groups.
         enumerators: by split source, its enumerator, see `recorded_enumerators`.
+        ending: (stage, instance) of the sources that requests have ended.
     """
     indices = {name: tuple(t.index for t in _tasks(chain) if t in finished) for chain in chains for name in chain.stages}
     indices.update(dict.fromkeys(ended_sources, (0,)))  # a fused source has one instance
@@ -59,9 +61,30 @@ def recorded_stages(
             inputs=inputs[stage.name],
             enumerator=enumerators.get(stage.name),
             state_partitions=stage.state_partitions or 0,
+            ending=tuple(
+                name for n, name in enumerate(stage.instances) if (stage.name, name) in ending and n not in indices[stage.name]
+            ),
         )
         for stage in pipeline.stages
     )
+
+
+def sources_to_end(pipeline: PipelineView, stages: Iterable[StageMetadata]) -> frozenset[tuple[str, str]]:
+    """(stage, instance) of the sources that requests had ended, and that have not finished: a restore ends them again.
+
+    Where that were all instances that had not finished, it is all that there are now; otherwise those of the same names.
+
+    Args:
+        pipeline: the pipeline that is to run.
+        stages: the recorded stages, with the pipeline's names and the recorded instances.
+    """
+    now = {stage.name: stage.instances for stage in pipeline.stages}
+    found = set()
+    for stage in stages:
+        unfinished = {name for n, name in enumerate(stage.instances) if n not in stage.finished}
+        chosen = now.get(stage.name, ())
+        found |= {(stage.name, name) for name in chosen if name in stage.ending or (unfinished and unfinished == {*stage.ending})}
+    return frozenset(found)
 
 
 def ended_sources(snapshots: Iterable[TaskSnapshot]) -> frozenset[str]:

@@ -28,6 +28,7 @@ from dagster_checkpoints.state.metadata import (
     StageMetadata,
     TaskSnapshot,
 )
+from dagster_checkpoints.state.recording import sources_to_end
 from dagster_checkpoints.state.rescaled_checkpoint import RescaledCheckpoint, rescale
 from dagster_checkpoints.state.split_sources import check_split_sources
 from dagster_checkpoints.state.stage_names import with_names
@@ -58,6 +59,7 @@ class RestorePlan:
             checkpoint has to record it again.
         divided: by chain that is a part of a recorded chain, the stages of the recorded one.
         rescaled: the checkpoint for the instances that the pipeline has now, which the other attributes describe.
+        ending: (stage, instance) of the sources that requests had ended before the checkpoint: they end again.
     """
 
     checkpoint_id: int
@@ -73,6 +75,7 @@ class RestorePlan:
     max_parallelism: Mapping[str, int] = field(default_factory=dict)
     divided: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rescaled: RescaledCheckpoint | None = None
+    ending: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def next_checkpoint_id(self) -> int:
@@ -93,6 +96,8 @@ class RestorePlan:
             found.append(f"The checkpoint has no state of {_names(self.new_stages)}, which {begin} without it.")
         if self.dropped:
             found.append(f"The state of {_names(self.dropped)} is left behind.")
+        for name, instance in sorted(self.ending):
+            found.append(f"{name!r} ({instance}) was asked to end before the checkpoint: it reads what is there, and ends.")
         return tuple(found)
 
 
@@ -173,6 +178,7 @@ def validate_restore(
         divided={c.name: c.whole for c in running if isinstance(c, ChainPart)},
         max_parallelism=key_groups,
         rescaled=rescaled,
+        ending=sources_to_end(pipeline, taken.stages),
     )
 
 

@@ -1,4 +1,5 @@
 """Checkpoints, a suspend and a crash while Spark evaluates a micro-batch: none waits for it, and every row is there once.
+What a user has ended before the suspend ends in the next run.
 
 The rows of the batch wait for a file that the test makes, so that a checkpoint that waited for the batch would not complete.
 """
@@ -93,6 +94,8 @@ def test_no_checkpoint_waits_for_the_evaluation_of_a_batch(lab: Any, layout: str
         job.cancel()  # a suspend's savepoint is aligned: it waits for what is in front of its barrier
         job.result()
     else:
+        for name in sources if layout == "fused" else ():
+            job.done("end_source", stage=name)  # it ends behind the batch: in the next run
         job.done("stop")
         job.finished()
     assert len(job.of(CheckpointDone)) >= 2
@@ -100,9 +103,10 @@ def test_no_checkpoint_waits_for_the_evaluation_of_a_batch(lab: Any, layout: str
 
     (lab.folder / "go").touch()
     again = lab.start(pipeline, interval=3600.0, checkpoints=overtakes)
-    again.wait_until(lambda: all(again.execution.rows().get(name) == 60 for name in sources))
-    again.done("checkpoint")
-    again.drain()
+    if layout != "fused":
+        again.wait_until(lambda: all(again.execution.rows().get(name) == 60 for name in sources))
+        again.done("checkpoint")
+        again.drain()
     again.finished()
     whole = lab.table(sources[0], ROWS)
     for name in sources[1:]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dagster_checkpoints.pipeline import Chain, StageInput, TaskId
+import pytest
+
+from dagster_checkpoints.pipeline import Chain, Pipeline, StageInput, TaskId, unbounded_source
 from dagster_checkpoints.state import ChainMetadata, FusedSourceSnapshot, InputMetadata, StageMetadata, TaskSnapshot
-from dagster_checkpoints.state.recording import ended_sources, recorded_chains, recorded_stages
+from dagster_checkpoints.state.recording import ended_sources, recorded_chains, recorded_stages, sources_to_end
 from simulation.shapes import InputSpec, StageSpec, shape_of
 
 SHAPE = shape_of((StageSpec("bounded", 2), StageSpec("map", 2, (InputSpec(0, StageInput()),), sink=True)), chaining=False)
@@ -44,3 +46,29 @@ def test_a_fused_source_finishes_while_its_task_runs() -> None:
     assert ended_sources([snapshot, TaskSnapshot()]) == {"s0"}
     stages = recorded_stages(shape.pipeline, shape.chains, (), ended_sources([snapshot]))
     assert [(stage.finished, stage.fully_finished) for stage in stages] == [((0,), True), ((), False), ((), False)]
+
+
+def test_a_source_that_a_request_has_ended_is_recorded_until_it_has_finished() -> None:
+    ending = {("s0", "0"), ("s0", "1"), ("gone", "0")}
+    stages = recorded_stages(SHAPE.pipeline, SHAPE.chains, {TaskId("s0", 0)}, ending=ending)
+    assert [stage.ending for stage in stages] == [("1",), ()]
+
+
+@pytest.mark.parametrize(
+    ("finished", "ending", "now", "ends"),
+    [
+        ((), (), "01", ""),
+        ((), ("1",), "01", "1"),
+        ((0,), ("1",), "01", "01"),  # all that had not finished: what has finished stays so
+        ((), ("0", "1"), "012", "012"),
+        ((0,), ("1",), "ab", "ab"),
+        ((), ("1",), "0", ""),
+        ((), ("1",), "12", "1"),
+        ((0, 1), (), "012", ""),
+    ],
+)
+def test_which_instances_end_again(finished: tuple[int, ...], ending: tuple[str, ...], now: str, ends: str) -> None:
+    pipeline = Pipeline("p", [unbounded_source(name="s0", instances=list(now), sink=object())(lambda context: None)])
+    stage = StageMetadata("s0", 2, ("0", "1"), finished, len(finished) == 2, ending=ending)
+    other = StageMetadata("removed", 1, ("0",), ending=("0",))
+    assert sources_to_end(pipeline, (other, stage)) == {("s0", name) for name in ends}

@@ -146,7 +146,13 @@ class CheckpointWriter:
                 most_instances=deployment.most_instances.get(stage.name, 0),
             )
             for stage in recorded_stages(
-                self._pipeline, deployment.chains, finished, ended_sources(states.values()), deployment.key_groups, enumerators
+                self._pipeline,
+                deployment.chains,
+                finished,
+                ended_sources(states.values()),
+                deployment.key_groups,
+                enumerators,
+                snapshot.ending,
             )
         )
         measured = TaskStatistics.of_all(snapshot.statistics.values())
