@@ -137,6 +137,7 @@ def stop(
     pipeline runs on; one that was to be drained restarts from its latest checkpoint.
     """
     with _control(options) as control:
+        behind = _behind(control) if drain else []
         handle = control.stop(
             drain=drain,
             bounded=bounded,
@@ -146,6 +147,12 @@ def stop(
             deadline=sending.deadline,
         )
         _show_answer(options, control, handle, sending)
+        if behind and not options.as_json:
+            click.echo(
+                f"Not caught up when the drain was asked for: {', '.join(behind)}. What a source had not read when it ended is "
+                "left, and the next run does not go on from here.",
+                err=True,
+            )
 
 
 @click.command("end-source")
@@ -193,6 +200,17 @@ def _control(options: StorageOptions) -> Iterator[PipelineControl]:
     with options.open() as storage:
         options.state(storage)
         yield PipelineControl(storage, asked_by=asked_by(), sleep=_sleep)
+
+
+def _behind(control: PipelineControl) -> list[str]:
+    """The sources that have more to read, by the run's status; none if there is no status."""
+    status = control.status()
+    return [
+        f"{stage.name}[{instance.name}]" if len(stage.instances) > 1 else stage.name
+        for stage in (status.stages if status is not None else ())
+        for instance in stage.instances
+        if instance.caught_up is False and not stage.inputs
+    ]
 
 
 def _sleep(seconds: float) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from dagster_checkpoints.cli import requests as asking
-from dagster_checkpoints.control import Answer, ControlRequest, RequestBox
+from dagster_checkpoints.control import Answer, ControlRequest, InstanceStatus, RequestBox, StageStatus
 
 
 def done(request: ControlRequest, **changes: Any) -> Answer:
@@ -73,6 +73,22 @@ def test_a_drain_names_the_bounded_sources_that_it_has_cut(local: Any) -> None:
     output = " ".join(local.cli("stop", "--drain").output.split())
     assert "Not read to their end: history[0] (--bounded finish reads bounded sources first)" in output
     assert "only with a drain" in local.cli("stop", "--bounded", "finish", code=2).stderr
+
+
+def test_a_drain_names_the_sources_that_had_more_to_read(local: Any) -> None:
+    local.run()
+    local.answering(_savepoint_made)
+    instances = [InstanceStatus(name=name, state="RUNNING", caught_up=name == "a") for name in "ab"]
+    reader = StageStatus(name="hours", finished=False, instances=tuple(instances[1:]), inputs={"live": "pointwise"})
+    live = StageStatus(name="live", finished=False, instances=tuple(instances), inputs={})
+    local.status(stages=(live, reader))
+    left = (
+        "Not caught up when the drain was asked for: live[b]. What a source had not read when it ended is left, and the next run"
+    )
+    assert left in local.cli("stop", "--drain").stderr
+    assert "caught up" not in local.cli("stop").stderr + local.cli("stop", "--drain", "--json").stderr
+    local.status(stages=(msgspec.structs.replace(live, instances=tuple(instances[:1])), reader))
+    assert "caught up" not in local.cli("stop", "--drain").stderr
 
 
 def test_a_relative_target_is_relative_to_the_current_directory(
