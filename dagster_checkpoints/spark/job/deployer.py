@@ -440,8 +440,8 @@ class _Attempt:
 
     def _sinks_of_finished(self, chain: Chain) -> None:
         restored, next_id = self.settings.take_back_after, self.settings.next_checkpoint_id
-        rescaled = self.restored.plan.rescaled if self.restored is not None else None
-        removed = {gone.index for gone in rescaled.removed if gone.stage == chain.stages[-1]} if rescaled is not None else ()
+        gone = self.restored.plan.removed if self.restored is not None else ()
+        removed = {each.index for each in gone if each.stage == chain.stages[-1]}
         for index in range(len(chain.instances)) if restored is not None else ():
             finished = TaskId(chain.name, index) in self.deployment.finished and index not in removed
             sink = self._sink(chain, index) if finished else None

@@ -92,7 +92,7 @@ class TaskSinks:
             fetch: Fetches the files of an instance's transactions below a directory.
         """
         stage, settings = self._pipeline.stage(chain.stages[-1]), self._settings
-        for gone in plan.rescaled.removed if plan.rescaled is not None and stage.sink is not None else ():
+        for gone in plan.removed if stage.sink is not None else ():
             if gone.stage != stage.name or not (settings.take_back_after is not None or gone.snapshot.transactions):
                 continue
             assert stage.sink is not None
