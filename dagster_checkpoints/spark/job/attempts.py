@@ -79,7 +79,7 @@ class Attempts:
         return deployment
 
     def _settings(self, action: Deploy, restored: Restored | None, job_id: int) -> AttemptSettings:
-        attempt, vertices, options, ownership = action.attempt, action.vertices, self._runtime.options, self._runtime.ownership
+        attempt, vertices, ownership = action.attempt, action.vertices, self._runtime.ownership
         go_on = [] if vertices is None else [at for chain, at in self._attempt_of.items() if chain not in vertices]
         restored_id = restored.plan.checkpoint_id if restored is not None else 0
         return AttemptSettings(
@@ -87,19 +87,12 @@ class Attempts:
             number=self._epoch * _PER_RUN + attempt,
             token=f"e{self._epoch}a{attempt}",
             job_id=job_id,
-            max_queued_bytes=options.max_queued_bytes,
-            batch_seconds=options.batch_seconds,
+            options=self._runtime.options,
             take_back_after=restored_id if restored is not None and ownership.has_later(restored_id) else None,
             next_checkpoint_id=ownership.steps.first_id_after(restored_id),
             ended_sources=action.ended_sources,
             vertices=vertices,
-            allow_changed_plan=options.allow_changed_plan,
-            repartition_state=options.repartition_state,
             recorder=self._runtime.recorder,
-            assets=options.assets,
-            checkpoints=options.checkpoints,
-            sample_rows=options.sample_rows,
-            burst=options.burst,
         )
 
     def _upload(self, barrier: CheckpointBarrier, files: Mapping[str, StateSource]) -> Mapping[str, StoredFile]:

@@ -71,9 +71,9 @@ class TaskSinks:
             return None
         context = self._context(stage, index)
         checks = None
-        if stage.checks or self._settings.sample_rows:
+        if stage.checks or self._settings.options.sample_rows:
             read = partial(table_dataframe, self._spark, schema)
-            checks = CommitChecks(stage.checks, stage.instances[index], self._settings.sample_rows, read)
+            checks = CommitChecks(stage.checks, stage.instances[index], self._settings.options.sample_rows, read)
         return TaskSink(stage.sink.new_instance(), context, self._spark, schema, scratch, checks)
 
     def of_removed(
