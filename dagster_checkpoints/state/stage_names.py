@@ -40,7 +40,7 @@ def with_names(checkpoint: FittedCheckpoint) -> FittedCheckpoint | None:
     if metadata is checkpoint.metadata:
         return None
     known = [(uid, name) for uid, name in names.items() if uid != name and uid in checkpoint.recorded]
-    return checkpoint.changed("by uid", (f"{name!r} goes on from {uid!r}" for uid, name in known), metadata)
+    return checkpoint.changed("by uid", (f"{name!r} is {uid!r} in the checkpoint" for uid, name in known), metadata)
 
 
 def with_names_of(metadata: CheckpointMetadata, names: Mapping[str, str]) -> CheckpointMetadata:

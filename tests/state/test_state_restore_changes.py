@@ -29,7 +29,7 @@ from dagster_checkpoints.state import (
 
 BY_K, POINTWISE = StageInput(key="k"), StageInput()
 CHANGES = {
-    "renamed": ("by uid", "'flights' goes on from 'feed'"),
+    "renamed": ("by uid", "'flights' is 'feed' in the checkpoint"),
     "between": ("other inputs", "'counts' keeps its state, and reads 'cleaned' in place of {feed!r}"),
     "reader": ("divided", "the query of p -> q -> r, with its state, into p -> q and r"),
     "removed": ("left behind", "the state of 'old'"),
