@@ -39,6 +39,7 @@ from dagster_checkpoints.state import (
     recording,
     redistribution,
     restore,
+    stage_changes,
 )
 from simulation.burst_faults import BURST_FAULTS
 from simulation.injection import Fault, injected
@@ -204,7 +205,9 @@ FAULTS = (
         "{**(instances[0] or {})}",
         "ends",
     ),
-    Fault("the enumerator's splits are forgotten in a restore", restore._enumerators, "s.enumerator is not None", "False"),
+    Fault(
+        "the enumerator's splits are forgotten in a restore", restore.validate_restore, "stage.enumerator is not None", "False"
+    ),
     # Split sources
     Fault(
         "the enumerator's part of a checkpoint is taken when the checkpoint is written, not when it is triggered",
@@ -418,7 +421,9 @@ FAULTS = (
         "storage",
     ),
     Fault("a late acknowledgement discards a completed checkpoint", PendingCheckpoints._late, "self._stored_ids", "()"),
-    Fault("a finished stage behind one at its end of data cannot be restored", restore._ended, "+= waiting", "+= 0", "tasks"),
+    Fault(
+        "a finished stage behind one at its end of data cannot be restored", stage_changes._ended, "+= waiting", "+= 0", "tasks"
+    ),
 )
 
 

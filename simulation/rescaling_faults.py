@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dagster_checkpoints.state import keyed_state_shares, rescaled_instances
+from dagster_checkpoints.state import rescaled_instances
 from dagster_checkpoints.state.instance_matches import InstanceMatches
-from dagster_checkpoints.state.merged_channels import one_after_the_other
+from dagster_checkpoints.state.merged_channels import least_watermark, one_after_the_other
 from dagster_checkpoints.state.rescaled_channels import RescaledEdge
 from dagster_checkpoints.state.rescaled_checkpoint import _Rescaling
-from dagster_checkpoints.state.rescaling import least_watermark
 from simulation.injection import Fault
 
 RESCALING_FAULTS = (
     Fault(
         "keyed state is taken from the old instance of the same number only",
-        keyed_state_shares.keyed_state_shares,
+        rescaled_instances.keyed_state_shares,
         "if set(held[i]) & set(own)",
         "if i == index",
         "rescaling",

@@ -133,12 +133,11 @@ class _Rescaled:
     """One checkpoint, and the plan of its restore."""
 
     def __init__(self, metadata: Metadata, before: Shape, after: Shape, plan: RestorePlan) -> None:
-        assert plan.rescaled is not None
         self.metadata = metadata
         self.before = before
         self.after = after
         self.plan = plan
-        self.shares = plan.rescaled.shares
+        self.shares = plan.shares
         self.old = {spec.id: spec for spec in before.tasks}
         self.names = {stage.name: stage.instances for stage in before.pipeline.stages}
         self.now = {stage.name: stage.instances for stage in after.pipeline.stages}
@@ -209,8 +208,7 @@ class _Rescaled:
         tail = name_of(spec.stages[-1])
         names = list(planned.stages[tail].transactions)
         if spec.id.index == min(task.index for task in self.plan.tasks if task.vertex == spec.id.vertex):
-            assert self.plan.rescaled is not None
-            names += [t for gone in self.plan.rescaled.removed if gone.stage == tail for t in gone.snapshot.transactions]
+            names += [t for gone in self.plan.removed if gone.stage == tail for t in gone.snapshot.transactions]
         return tuple([msgspec.json.decode(name, type=Staged) for name in names])
 
     # Tallies

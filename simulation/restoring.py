@@ -23,7 +23,6 @@ from dagster_checkpoints.state import (
     decode,
     encode,
     ended_sources,
-    fitted,
     recorded_chains,
     recorded_enumerators,
     recorded_stages,
@@ -129,11 +128,11 @@ def read_restored(store: Store, location: str, shapes: Sequence[Shape], variant:
     stored = encode(with_uids(as_recorded(metadata, before), before.pipeline))
     shape = shapes[variant]
     if keeps_layout(before, shape):  # the user has taken a division back: the chains stay divided
-        return Restored(metadata, validate_restore(before.pipeline, fitted(before.pipeline, decode(stored, location))), location)
-    plan = validate_restore(shape.pipeline, fitted(shape.pipeline, decode(stored, location)))
+        return Restored(metadata, validate_restore(before.pipeline, decode(stored, location)), location)
+    plan = validate_restore(shape.pipeline, decode(stored, location))
     if keeps_layout(shape, before):
         same = with_instances_of(shape, before)
-        of_same = plan if same is shape else validate_restore(same.pipeline, fitted(same.pipeline, decode(stored, location)))
+        of_same = plan if same is shape else validate_restore(same.pipeline, decode(stored, location))
         metadata, before = in_parts(metadata, before, same, variant, of_same), same
     if shape is not before:
         metadata = with_instances(metadata, before, shape, variant, plan)

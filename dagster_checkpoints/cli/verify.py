@@ -58,9 +58,10 @@ def verify(
             allow_non_restored_state=allow_non_restored_state,
             spark_version=installed_version() if pipeline is not None else "",
         )
+        changes = report.changes
         if chosen is not None and plans:
-            plan_problems, changes = _plan_problems(*chosen, report, stored.location, allow_non_restored_state)
-            report = replace(report, problems=(*report.problems, *plan_problems), changes=(*report.changes, *changes))
+            plan_problems, separate = _plan_problems(*chosen, report, stored.location)
+            report, changes = replace(report, problems=(*report.problems, *plan_problems)), (*changes, *separate)
         if options.as_json:
             write_json(
                 {
@@ -68,44 +69,39 @@ def verify(
                     "location": stored.location,
                     "ok": report.ok,
                     "problems": report.problems,
-                    "changes": report.changes,
+                    "changes": changes,
                     "files": report.files,
                     "bytes": report.bytes,
                     "checked_against": pipeline.name if pipeline else None,
                 }
             )
         else:
-            write(*_as_text(report, pipeline.name if pipeline else None))
+            write(*_as_text(report, changes, pipeline.name if pipeline else None))
     if not report.ok:
         click.get_current_context().exit(int(Exit.FAILED))
 
 
 def _plan_problems(
-    code: LoadedCode, pipeline: Pipeline, report: VerificationReport, location: str, allow_non_restored_state: bool
+    code: LoadedCode, pipeline: Pipeline, report: VerificationReport, location: str
 ) -> tuple[list[Problem], tuple[str, ...]]:
-    """The problems of the stages' plans with the state, and what becomes of the queries, in words.
+    """The problems of the stages' plans with the state, and which stages keep separate queries, in words.
 
     Both are empty if the pipeline does not fit for another reason.
     """
     from dagster_checkpoints.spark.job.plan_check import check_plans
     from dagster_checkpoints.spark.session.spark_session import build_session
     from dagster_checkpoints.spark.snapshots.restored_state import Restored
-    from dagster_checkpoints.state import RestoreError, SourcesChanged, fitted, validate_restore
+    from dagster_checkpoints.state import SourcesChanged
 
-    if report.metadata is None:
+    if report.metadata is None or report.plan is None:
         return [], ()
     queries = [task.query for chain in report.metadata.chains for task in chain.tasks.values() if task.query is not None]
     if all(query.sources is None for query in queries):  # a release that recorded no plans wrote it, or no query had begun
         return [], ()
-    metadata = fitted(pipeline, report.metadata)
-    try:
-        plan = validate_restore(pipeline, metadata, allow_non_restored_state)
-    except RestoreError:
-        return [], ()
     settings = {"spark.master": "local[1]", "spark.app.name": "dagster-checkpoints verify"}
     spark = build_session({**code.spark_settings(), **settings})
     try:
-        checked = check_plans(pipeline, spark, Restored(plan.rescaled.metadata if plan.rescaled else metadata, plan, location))
+        checked = check_plans(pipeline, spark, Restored(report.plan, location))
     finally:
         spark.stop()
     changed = [
@@ -115,14 +111,14 @@ def _plan_problems(
     return [*changed, *(Problem("plan_not_built", str(error)) for error in checked.failed.values())], checked.changes
 
 
-def _as_text(report: VerificationReport, pipeline: str | None) -> list[RenderableType]:
+def _as_text(report: VerificationReport, changes: tuple[str, ...], pipeline: str | None) -> list[RenderableType]:
     from rich.padding import Padding
     from rich.text import Text
 
     size = f"{count_of(report.files, 'file')}, {bytes_in_words(report.bytes)}"
     if report.ok:
         fits = f", and pipeline {pipeline} can be restored from it" if pipeline else ""
-        return [Text("\n".join((report.url, f"{size}: all files are present and unchanged{fits}.", *report.changes)))]
+        return [Text("\n".join((report.url, f"{size}: all files are present and unchanged{fits}.", *changes)))]
     parts: list[RenderableType] = [
         Text(report.url),
         Text(f"{count_of(len(report.problems), 'problem')}; {size} named by its metadata" if report.metadata else "", "bold red"),

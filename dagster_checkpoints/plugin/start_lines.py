@@ -46,7 +46,7 @@ def start_line(event: StartEvent | JobStarted | QueryEvent, pipeline: Pipeline, 
         case PipelineAcquired(storage, epoch, seconds):
             return f"This run owns pipeline {pipeline.name!r} in {storage} (epoch {epoch}), after {seconds:.1f} s."
         case StartChosen():
-            return f"{_start(event)}."
+            return "\n".join((f"{_start(event)}.", *event.changes))
         case SparkStarting():
             return "Spark is starting."
         case SparkStarted(version, master, application, web_ui, seconds):

@@ -1,11 +1,12 @@
-"""The content of a checkpoint. Read `metadata` (the values), `metadata_file` (their versioned form), `recording` (the record of
-a layout), `stage_names`, `stages_between` and `divided_chains` (the checkpoint as another version of the
-pipeline would have it), `restore`, `chain_layout`, `inputs`, `plans` and `spark_versions` (whether it fits a pipeline and a
-Spark), then `redistribution` with `key_groups` (which instance gets which state) and `rescaling` (what else changes with the
-instances), `claim` (who owns a savepoint), and `plain_queries` (a query that Spark alone has run, taken over or given back)."""
+"""The content of a checkpoint. Read `metadata` (the values), `metadata_file` (their versioned form) and `recording` (the record
+of a layout); then `restore` (the rules of a restore, in order) with `fitted_checkpoint` (the value that they take and
+rewrite), and the rules in `stage_names`, `stages_between`, `divided_chains`, `stage_changes`, `key_groups`,
+`rescaled_checkpoint` with `redistribution` (which instance gets which state), and `inputs`; `plans` and `spark_versions`
+(whether Spark may go on from it), `claim` (who owns a savepoint), and `plain_queries` (a query that Spark alone has run, taken
+over or given back)."""
 
 from dagster_checkpoints.state.claim import ClaimMode
-from dagster_checkpoints.state.divided_chains import ChainPart, QueryOfStreams
+from dagster_checkpoints.state.divided_chains import QueryOfStreams
 from dagster_checkpoints.state.errors import (
     ChainLayoutChanged,
     CorruptMetadata,
@@ -28,8 +29,8 @@ from dagster_checkpoints.state.errors import (
     UnknownMetadataVersion,
     UnknownStage,
 )
+from dagster_checkpoints.state.fitted_checkpoint import KeyedStateShare
 from dagster_checkpoints.state.inputs import recorded_inputs
-from dagster_checkpoints.state.instance_matches import InstanceMatch
 from dagster_checkpoints.state.key_groups import (
     HIGHEST_MAX_PARALLELISM,
     chosen_max_parallelism,
@@ -38,8 +39,7 @@ from dagster_checkpoints.state.key_groups import (
     owner_of,
     partition_of,
 )
-from dagster_checkpoints.state.keyed_state_shares import KeyedStateShare
-from dagster_checkpoints.state.merged_channels import OldChannel, one_after_the_other
+from dagster_checkpoints.state.merged_channels import one_after_the_other
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelElement,
@@ -89,10 +89,7 @@ from dagster_checkpoints.state.redistribution import (
     redistribute_operator_states,
     redistribute_unions,
 )
-from dagster_checkpoints.state.removed_instances import RemovedInstance
-from dagster_checkpoints.state.rescaled_channels import RescaledEdge, SegmentShare
-from dagster_checkpoints.state.rescaled_checkpoint import RescaledCheckpoint, rescale
-from dagster_checkpoints.state.rescaling import least_watermark, rescaled_stages
+from dagster_checkpoints.state.rescaled_channels import SegmentShare
 from dagster_checkpoints.state.restore import RestorePlan, check_union_states, fitted, validate_restore
 from dagster_checkpoints.state.row_counts import rows_in_snapshot, rows_of_finished, rows_of_stage
 from dagster_checkpoints.state.spark_versions import (
@@ -103,7 +100,7 @@ from dagster_checkpoints.state.spark_versions import (
 )
 from dagster_checkpoints.state.stage_names import with_names_of, with_uids
 from dagster_checkpoints.state.stages_between import replaced_inputs, with_stages_now
-from dagster_checkpoints.state.views import EdgeView, PipelineView, StageView
+from dagster_checkpoints.state.views import PipelineView
 
 __all__ = [
     "ENCODED_AS_AVRO",
@@ -112,13 +109,11 @@ __all__ = [
     "SUPPORTED_SPARK_TEXT",
     "ChainLayoutChanged",
     "ChainMetadata",
-    "ChainPart",
     "ChannelElement",
     "ChannelSnapshot",
     "CheckpointMetadata",
     "ClaimMode",
     "CorruptMetadata",
-    "EdgeView",
     "EndOfData",
     "EndOfPartition",
     "EnumeratorState",
@@ -128,14 +123,12 @@ __all__ = [
     "InputMetadata",
     "InputRowsGone",
     "InputsChanged",
-    "InstanceMatch",
     "InstancesChanged",
     "InvalidMaxParallelism",
     "KeyedStateShare",
     "Mark",
     "MaxParallelismChanged",
     "NonRestoredState",
-    "OldChannel",
     "OperatorState",
     "OutputSays",
     "ParallelismTooHigh",
@@ -147,9 +140,6 @@ __all__ = [
     "PlannedOperator",
     "QueryOfStreams",
     "QuerySnapshot",
-    "RemovedInstance",
-    "RescaledCheckpoint",
-    "RescaledEdge",
     "RestoreError",
     "RestorePlan",
     "Segment",
@@ -161,7 +151,6 @@ __all__ = [
     "StageInstanceSnapshot",
     "StageMetadata",
     "StageSource",
-    "StageView",
     "StateError",
     "StateFile",
     "StatePartitionsChanged",
@@ -191,7 +180,6 @@ __all__ = [
     "is_supported_spark",
     "key_groups_of",
     "kind_of_offset",
-    "least_watermark",
     "one_after_the_other",
     "owner_of",
     "partition_of",
@@ -204,8 +192,6 @@ __all__ = [
     "redistribute_operator_states",
     "redistribute_unions",
     "replaced_inputs",
-    "rescale",
-    "rescaled_stages",
     "rewrites_state",
     "rows_in_snapshot",
     "rows_of_finished",

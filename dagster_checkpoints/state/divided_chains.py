@@ -1,4 +1,4 @@
-"""A recorded chain whose stages cannot run as one query any more, divided into chains that can.
+"""A recorded chain whose stages cannot run as one query any more, divided into chains that can; or refused.
 
 A stage inside a chain gets another reader or a sink, or stages behind it are removed, or others are put between. At a checkpoint
 the query is between two micro-batches, so nothing is on its way between its stages. The first part goes on as the query that it
@@ -16,7 +16,7 @@ what a source stores in `sources/<number>`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
@@ -25,24 +25,23 @@ from dagster_checkpoints.state.chain_layout import (
     Reads,
     changed_input,
     changes_inside,
-    missing_stages,
     readers,
     reads_of,
     recorded_reads,
 )
+from dagster_checkpoints.state.errors import ChainLayoutChanged
+from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint, quoted
+from dagster_checkpoints.state.merged_channels import least_watermark
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelSnapshot,
-    CheckpointMetadata,
     FusedSourceSnapshot,
     QuerySnapshot,
-    StageMetadata,
     StateFile,
     TaskSnapshot,
 )
-from dagster_checkpoints.state.rescaling import least_watermark
 from dagster_checkpoints.state.stages_between import replaced_inputs
-from dagster_checkpoints.state.views import EdgeView, PipelineView
+from dagster_checkpoints.state.views import EdgeView
 
 _STATE = "state/"
 _SOURCES = "sources/"
@@ -68,48 +67,88 @@ class QueryOfStreams(QuerySnapshot, frozen=True):
     streams: tuple[int, ...] = ()
 
 
-def divided(metadata: CheckpointMetadata, pipeline: PipelineView) -> CheckpointMetadata:
-    """The checkpoint with each chain divided where the pipeline needs it, and where its state allows it.
-
-    Args:
-        metadata: the checkpoint, in the names of the pipeline's stages.
-        pipeline: the pipeline that is to run.
-    """
-    recorded = {stage.name: stage for stage in metadata.stages}
-    reads = _reads_without_stages_between(pipeline, metadata)
+def divided(checkpoint: FittedCheckpoint) -> FittedCheckpoint | None:
+    """The checkpoint with each chain divided where the pipeline needs it, and where its state allows it; a rule."""
+    reads = _reads_without_stages_between(checkpoint)
     chains: list[ChainMetadata] = []
-    for chain in metadata.chains:
-        begins = _beginnings(pipeline, reads, chain, recorded)
-        chains += _Division(pipeline, chain, recorded, begins).parts() if begins and division_obstacle(chain) is None else [chain]
-    if len(chains) == len(metadata.chains):
-        return metadata
-    return msgspec.structs.replace(metadata, chains=tuple(chains))
+    changes = []
+    for chain in checkpoint.metadata.chains:
+        begins = _beginnings(checkpoint, reads, chain)
+        parts = _Division(checkpoint, chain, begins).parts() if begins and division_obstacle(chain) is None else [chain]
+        chains += parts
+        running = [_shown(part) for part in parts if part.tasks]
+        if len(parts) > 1 and running:
+            changes.append(f"the query of {_shown(chain)}, with its state, into {' and '.join(running)}")
+    if len(chains) == len(checkpoint.metadata.chains):
+        return None
+    return checkpoint.changed("divided", changes, msgspec.structs.replace(checkpoint.metadata, chains=tuple(chains)))
 
 
-def _reads_without_stages_between(pipeline: PipelineView, metadata: CheckpointMetadata) -> Reads:
+def check_layouts(checkpoint: FittedCheckpoint) -> None:
+    """Check that each recorded chain that goes on can run as one query; a rule, behind `divided`.
+
+    Raises:
+        ChainLayoutChanged: names the stages of the chain, the change, and the remedy.
+    """
+    reads, where = reads_of(checkpoint), checkpoint.where
+    for chain in checkpoint.running:
+        layout, obstacle, missing = _shown(chain), division_obstacle(chain), _missing_stages(checkpoint, chain)
+        if missing:
+            because = f" ({obstacle})" if obstacle else ""
+            raise ChainLayoutChanged(
+                f"In {where} the stages {layout} run as one Spark query, whose state belongs to all of them; {quoted(missing)} "
+                f"is no longer in the pipeline{because}. Put it back, or start without this checkpoint. "
+                "(allow_non_restored_state can only leave whole chains behind, and the last stages of a chain.)"
+            )
+        before = recorded_reads(checkpoint, chain)
+        changed = changed_input(reads, before)
+        if changed is not None:
+            upstream, name = changed
+            raise ChainLayoutChanged(
+                f"In {where} the stages {layout} run as one Spark query, in which {name!r} reads {upstream!r} and nothing else; "
+                f"now {name!r} reads {quoted(reads.get(name, ())) or 'nothing'}. Spark's state belongs to the plan of that "
+                "query. Restore the stages' order, or start without this checkpoint."
+            )
+        for _, change in changes_inside(checkpoint, before):
+            raise ChainLayoutChanged(
+                f"In {where} the stages {layout} run as one Spark query; now {change}. The query's state cannot be divided for "
+                f"that: {obstacle or 'a stage would read other rows'}. Take the change back, or start the pipeline without this "
+                "checkpoint (restore_from: none). With Pipeline(..., chaining=False) from that start on, each stage has a query "
+                "of its own."
+            )
+
+
+def _shown(chain: ChainMetadata) -> str:
+    return " -> ".join(chain.stages)
+
+
+def _missing_stages(checkpoint: FittedCheckpoint, chain: ChainMetadata) -> list[str]:
+    """The stages of a chain that the pipeline does not have."""
+    return [name for name in chain.stages if name not in checkpoint.instances]
+
+
+def _reads_without_stages_between(checkpoint: FittedCheckpoint) -> Reads:
     """What stages read, without the stages that have come between two of the recorded ones."""
-    reads = dict(reads_of(pipeline))
-    for stage in metadata.stages:
+    reads = dict(reads_of(checkpoint))
+    for stage in checkpoint.metadata.stages:
         replaced = replaced_inputs(stage)
         if replaced:
             reads[stage.name] = [replaced[name].origin if name in replaced else name for name in reads[stage.name]]
     return reads
 
 
-def _beginnings(
-    pipeline: PipelineView, reads: Reads, chain: ChainMetadata, recorded: Mapping[str, StageMetadata]
-) -> frozenset[str]:
+def _beginnings(checkpoint: FittedCheckpoint, reads: Reads, chain: ChainMetadata) -> frozenset[str]:
     """The stages that have to begin a query of their own; empty if there are none, or if a restore refuses the change."""
-    missing, whole = missing_stages(pipeline, chain), recorded_reads(chain, recorded)
+    missing, whole = _missing_stages(checkpoint, chain), recorded_reads(checkpoint, chain)
     if len(missing) == len(chain.stages):
         return frozenset()
-    before = _without(whole, missing)
-    begins = {name for name, _ in changes_inside(pipeline, before, recorded)}
+    before, recorded = _without(whole, missing), checkpoint.recorded
+    begins = {name for name, _ in changes_inside(checkpoint, before)}
     followed_by = readers(before)
     read_otherwise = any(
         (edge.target in begins and recorded[edge.target].inputs is None and _distributes(edge))
         or (edge.source in followed_by and edge.target in recorded and followed_by[edge.source] != edge.target)
-        for edge in pipeline.edges
+        for edge in checkpoint.pipeline.edges
     )
     if read_otherwise or changed_input(reads, before) is not None:
         return frozenset()
@@ -199,22 +238,19 @@ class _Division:
     """A recorded chain that is divided.
 
     Args:
-        pipeline: the pipeline that is to run.
+        checkpoint: the checkpoint, with the pipeline that is to run.
         chain: the chain.
-        recorded: the stages of the checkpoint, by name.
         begins: the stages that begin a part.
     """
 
-    def __init__(
-        self, pipeline: PipelineView, chain: ChainMetadata, recorded: Mapping[str, StageMetadata], begins: Collection[str]
-    ) -> None:
+    def __init__(self, checkpoint: FittedCheckpoint, chain: ChainMetadata, begins: Collection[str]) -> None:
         self._chain = chain
-        self._recorded = recorded
-        self._reads = recorded_reads(chain, recorded)
+        self._recorded = checkpoint.recorded
+        self._reads = recorded_reads(checkpoint, chain)
         self._begins = begins
         self._merging = merging_stage(chain.stages, self._reads)
-        self._edges = [edge for edge in pipeline.edges if edge.source in chain.stages and edge.input.mode == "stream"]
-        self._uids = {stage.name: stage.uid for stage in pipeline.stages}
+        self._edges = [e for e in checkpoint.pipeline.edges if e.source in chain.stages and e.input.mode == "stream"]
+        self._uids = checkpoint.uids
 
     def parts(self) -> list[ChainMetadata]:
         """The parts, in the order of their first stages in the chain; a source that has ended has no task."""

@@ -14,6 +14,7 @@ from functools import partial
 
 from dagster_checkpoints.pipeline import ChannelGroup, ChannelId, EdgePattern, TaskId
 from dagster_checkpoints.state.errors import InstancesChanged
+from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint, quoted
 from dagster_checkpoints.state.instance_matches import InstanceMatches
 from dagster_checkpoints.state.metadata import ChainMetadata, CheckpointMetadata, TaskSnapshot
 from dagster_checkpoints.state.rescaled_instances import has_ended
@@ -23,15 +24,14 @@ class EndedReaders:
     """The instances that read in a checkpoint, and those of them that had read everything.
 
     Args:
-        before: the checkpoint as it was taken.
+        checkpoint: the checkpoint as it was taken, with the pipeline that is to run.
         groups: the present channels.
         matches: which present instances are which old ones.
-        where: the checkpoint, for the text of errors.
     """
 
-    def __init__(self, before: CheckpointMetadata, groups: Sequence[ChannelGroup], matches: InstanceMatches, where: str) -> None:
-        self._chains = {chain.name: chain for chain in before.chains}
-        self._instances = {stage.name: stage.instances for stage in before.stages}
+    def __init__(self, checkpoint: FittedCheckpoint, groups: Sequence[ChannelGroup], matches: InstanceMatches) -> None:
+        self._chains = {chain.name: chain for chain in checkpoint.metadata.chains}
+        self._instances = {name: stage.instances for name, stage in checkpoint.recorded.items()}
         self._groups = groups
         self._streams: dict[str, set[str]] = {}
         """By stage that reads, the uids of those whose streams it reads."""
@@ -39,7 +39,7 @@ class EndedReaders:
             for reader, channel in group.channels.items() if not group.static else ():
                 self._streams.setdefault(reader.vertex, set()).add(ChannelId.parse(str(channel)).producer)
         self._matches = matches
-        self._where = where
+        self._where = checkpoint.where
 
     def check(self, rescaled: CheckpointMetadata, moved: Collection[str]) -> None:
         """Refuse rows to instances that have ended, and to keys whose state an instance that has ended left behind.
@@ -76,7 +76,7 @@ class EndedReaders:
         over = has_ended if group.static else partial(self._is_over, name)
         ended = [index for index in range(len(self._instances[name])) if over(chain.tasks.get(index))]
         if ended:
-            names = ", ".join(repr(self._instances[name][index]) for index in ended)
+            names = quoted(self._instances[name][index] for index in ended)
             raise InstancesChanged(
                 f"Instance {group.producer.index} of {group.producer.vertex!r} would send rows to {name!r}, of which the "
                 f"instances {names} have ended in {self._where}, or have read all their inputs: they have emitted results that "

@@ -8,12 +8,12 @@ Source: PROTOCOL 8.3.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from dagster_checkpoints.pipeline import EdgePattern
-from dagster_checkpoints.state.metadata import CheckpointMetadata, StageMetadata
-from dagster_checkpoints.state.views import EdgeView, PipelineView
+from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint
+from dagster_checkpoints.state.views import EdgeView
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +48,16 @@ class InstanceMatches:
     """The matches of all stages of a pipeline.
 
     Args:
-        pipeline: the pipeline that is to run.
-        metadata: the metadata of the checkpoint.
+        checkpoint: the checkpoint, with the pipeline that is to run.
         changed: the stages that run and whose instances have changed.
     """
 
-    def __init__(self, pipeline: PipelineView, metadata: CheckpointMetadata, changed: Collection[str]) -> None:
-        self._recorded: Mapping[str, StageMetadata] = {stage.name: stage for stage in metadata.stages}
+    def __init__(self, checkpoint: FittedCheckpoint, changed: Collection[str]) -> None:
+        self._recorded = checkpoint.recorded
         self._changed = changed
-        self._now = {stage.name: stage.instances for stage in pipeline.stages}
-        self._heads = {name: chain.stages[0] for chain in metadata.chains for name in chain.stages}
-        self._reads: dict[str, list[EdgeView]] = {}
-        for edge in pipeline.edges:
-            self._reads.setdefault(edge.target, []).append(edge)
+        self._now = checkpoint.instances
+        self._heads = {name: chain.stages[0] for chain in checkpoint.metadata.chains for name in chain.stages}
+        self._reads = checkpoint.edges_into
 
     def by_name(self, stage: str) -> bool:
         """Whether the instances of a stage are matched by name: those of a source, and of a stage that reads one of them each."""

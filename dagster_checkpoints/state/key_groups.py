@@ -13,7 +13,7 @@ Source: Flink's KeyGroupRangeAssignment, StateAssignmentOperation.checkParalleli
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from dagster_checkpoints.state.errors import (
     InvalidMaxParallelism,
@@ -21,8 +21,7 @@ from dagster_checkpoints.state.errors import (
     ParallelismTooHigh,
     StatePartitionsChanged,
 )
-from dagster_checkpoints.state.metadata import StageMetadata
-from dagster_checkpoints.state.views import StageView
+from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint
 
 LOWEST_DEFAULT = 128
 HIGHEST_MAX_PARALLELISM = 32768
@@ -85,28 +84,43 @@ def partition_of(group: int, parallelism: int, groups: int) -> int:
     return group % (groups // parallelism)
 
 
-def check_state_partitions_kept(stages: Iterable[StageView], recorded: Mapping[str, StageMetadata], where: str) -> None:
+def check_state_partitions(checkpoint: FittedCheckpoint) -> None:
     """Check that the number of state partitions that stages declare is that of the checkpoint, whose state is divided by it.
 
-    Args:
-        stages: the stages of the pipeline that is to run.
-        recorded: the stages of the checkpoint, by name; one that has fully finished has no state.
-        where: the checkpoint, for the error.
+    A stage that has fully finished has no state. A rule of a restore.
 
     Raises:
         StatePartitionsChanged: names the stage, the number in the checkpoint and the present one.
     """
-    for stage in stages:
-        known = recorded.get(stage.name)
+    for stage in checkpoint.pipeline.stages:
+        known = checkpoint.recorded.get(stage.name)
         now = stage.state_partitions or 0
         if known is None or known.fully_finished or known.state_partitions == now:
             continue
         remedy = f"Set state_partitions={known.state_partitions}" if known.state_partitions else "Leave out state_partitions"
         raise StatePartitionsChanged(
-            f"Stage {stage.name!r} has {_number(now)}, and {_number(known.state_partitions)} in {where}: its "
+            f"Stage {stage.name!r} has {_number(now)}, and {_number(known.state_partitions)} in {checkpoint.where}: its "
             f"rows would go to other instances than the state of their keys. {remedy}; or end the old pipeline with a drain, "
             "which emits and commits all that it holds, and begin with the new number as a new start (restore_from: none)."
         )
+
+
+def with_key_groups(checkpoint: FittedCheckpoint) -> FittedCheckpoint:
+    """The checkpoint with the number of key groups of each stage that runs; a rule of a restore.
+
+    A fully finished stage has no keyed state, so its number may change.
+
+    Raises:
+        InvalidMaxParallelism, MaxParallelismChanged, ParallelismTooHigh: see `chosen_max_parallelism`.
+    """
+    found = {}
+    for stage in checkpoint.pipeline.stages:
+        known = checkpoint.recorded.get(stage.name)
+        if known is None or not known.fully_finished:
+            chosen = stage.state_partitions or checkpoint.max_parallelism.get(stage.name)
+            fixed = known.max_parallelism if known is not None else 0
+            found[stage.name] = chosen_max_parallelism(stage.name, len(stage.instances), chosen, fixed)
+    return replace(checkpoint, max_parallelism=found)
 
 
 def _number(partitions: int) -> str:

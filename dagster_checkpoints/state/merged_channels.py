@@ -132,5 +132,18 @@ def least_time(watermarks: Iterable[float | None]) -> float | None:
     return None if None in known else min(ms for ms in known if ms is not None)
 
 
+def least_watermark(watermarks: Iterable[int | None]) -> int | None:
+    """The watermark that every instance of a rescaled job begins with: the earliest of the old instances of its stage.
+
+    Args:
+        watermarks: by old instance that had not ended, its watermark, epoch ms; None before the first.
+
+    Returns:
+        None if an old instance had none, or there was no such instance: any row may still come.
+    """
+    known = list(watermarks)
+    return None if None in known else min((ms for ms in known if ms is not None), default=None)
+
+
 def milliseconds(watermark: float | None) -> int | None:
     return None if watermark is None or watermark == math.inf else int(watermark)

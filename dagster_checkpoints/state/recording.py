@@ -69,24 +69,6 @@ def recorded_stages(
     )
 
 
-def sources_to_end(pipeline: PipelineView, stages: Iterable[StageMetadata]) -> frozenset[tuple[str, str]]:
-    """(stage, instance) of the sources that requests had ended, and that have not finished: a restore ends them again.
-
-    Where that were all instances that had not finished, it is all that there are now; otherwise those of the same names.
-
-    Args:
-        pipeline: the pipeline that is to run.
-        stages: the recorded stages, with the pipeline's names and the recorded instances.
-    """
-    now = {stage.name: stage.instances for stage in pipeline.stages}
-    found = set()
-    for stage in stages:
-        unfinished = {name for n, name in enumerate(stage.instances) if n not in stage.finished}
-        chosen = now.get(stage.name, ())
-        found |= {(stage.name, name) for name in chosen if name in stage.ending or (unfinished and unfinished == {*stage.ending})}
-    return frozenset(found)
-
-
 def ended_sources(snapshots: Iterable[TaskSnapshot]) -> frozenset[str]:
     """The fused sources that have ended in these tasks: their stages have finished with the checkpoint."""
     return frozenset(name for snapshot in snapshots for name in snapshot.ended_sources)

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from dagster_checkpoints.pipeline import Chain, ChannelGroup, TaskId, channel_groups
+from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint
 from dagster_checkpoints.state.instance_matches import InstanceMatch, InstanceMatches
 from dagster_checkpoints.state.key_groups import key_groups_of
 from dagster_checkpoints.state.merged_channels import (
     MergedEventTime,
     OldChannel,
     least_time,
+    least_watermark,
     milliseconds,
     old_channels,
     one_after_the_other,
@@ -33,13 +35,10 @@ from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelElement,
     ChannelSnapshot,
-    CheckpointMetadata,
     Segment,
     StageMetadata,
     TaskSnapshot,
 )
-from dagster_checkpoints.state.rescaling import least_watermark
-from dagster_checkpoints.state.views import PipelineView
 
 if TYPE_CHECKING:
     from dagster_checkpoints.pipeline import Pipeline
@@ -232,35 +231,27 @@ class RescaledChannels:
     """The present channels of a pipeline, and what is known of them.
 
     Args:
-        pipeline: the pipeline that is to run.
-        metadata: the metadata of the checkpoint.
+        checkpoint: the checkpoint, with the pipeline that is to run.
         matches: which instances are which ones of the checkpoint.
         key_groups: returns the number of key groups of a recorded stage.
     """
 
     def __init__(
-        self,
-        pipeline: PipelineView,
-        metadata: CheckpointMetadata,
-        matches: InstanceMatches,
-        key_groups: Callable[[StageMetadata], int],
+        self, checkpoint: FittedCheckpoint, matches: InstanceMatches, key_groups: Callable[[StageMetadata], int]
     ) -> None:
-        self._pipeline = pipeline
-        self._before = metadata
+        self._checkpoint = checkpoint
         self._matches = matches
         self._key_groups = key_groups
-        self._recorded = {stage.name: stage for stage in metadata.stages}
-        self._uids = {stage.name: stage.uid for stage in pipeline.stages}
 
     @cached_property
     def groups(self) -> list[ChannelGroup]:
         """The channels that there are now."""
-        now = {stage.name: stage.instances for stage in self._pipeline.stages}
-        whole = [chain.stages for chain in self._before.chains if len({now.get(name) for name in chain.stages}) == 1]
+        now = self._checkpoint.instances
+        whole = [chain.stages for chain in self._checkpoint.metadata.chains if len({now.get(name) for name in chain.stages}) == 1]
         chained = {name: stages for stages in whole for name in stages}
         layout = dict.fromkeys(chained.get(name, (name,)) for name in now)
         chains = [Chain(stages[0], stages, tuple(now[stages[0]])) for stages in layout]
-        return list(channel_groups(cast("Pipeline", self._pipeline), chains))
+        return list(channel_groups(cast("Pipeline", self._checkpoint.pipeline), chains))
 
     def given_to(self, parts: Sequence[tuple[ChainMetadata, Mapping[int, int] | None]]) -> tuple[ChainMetadata, ...]:
         """The chains of the checkpoint with what their tasks know of their present channels.
@@ -271,7 +262,7 @@ class RescaledChannels:
         """
         begins = {TaskId(chain.name, index): task.watermark for chain, _ in parts for index, task in chain.tasks.items()}
         result = []
-        for before, (chain, of) in zip(self._before.chains, parts, strict=True):
+        for before, (chain, of) in zip(self._checkpoint.metadata.chains, parts, strict=True):
             if of is None:
                 result.append(chain)
                 continue
@@ -311,9 +302,10 @@ class RescaledChannels:
         for group in self.groups:
             if chain.name in {task.vertex for task in group.channels}:
                 into.setdefault(group.edge.source, []).append(group)
-        old, tables, key_groups = old_channels(chain), table_reader(chain.tasks), self._key_groups(self._recorded[chain.name])
+        old, tables = old_channels(chain), table_reader(chain.tasks)
+        key_groups = self._key_groups(self._checkpoint.recorded[chain.name])
         readers = self._matches.of(chain.name)
         return [
-            RescaledEdge(groups, old.get(self._uids[name], ()), self._matches.of(name), readers, key_groups, tables)
+            RescaledEdge(groups, old.get(self._checkpoint.uids[name], ()), self._matches.of(name), readers, key_groups, tables)
             for name, groups in into.items()
         ]

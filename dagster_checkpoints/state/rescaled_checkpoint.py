@@ -11,8 +11,8 @@ Source: PROTOCOL 8.3; Flink's StateAssignmentOperation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -20,10 +20,11 @@ from dagster_checkpoints.pipeline import EdgePattern, TaskId
 from dagster_checkpoints.state.divided_chains import ChainPart
 from dagster_checkpoints.state.ended_instances import EndedReaders, unended
 from dagster_checkpoints.state.errors import InstancesChanged
+from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint, KeyedStateShare, quoted
 from dagster_checkpoints.state.inputs import recorded_inputs
 from dagster_checkpoints.state.instance_matches import InstanceMatches
 from dagster_checkpoints.state.key_groups import default_max_parallelism
-from dagster_checkpoints.state.keyed_state_shares import KeyedStateShare, keyed_state_shares
+from dagster_checkpoints.state.merged_channels import least_watermark
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
@@ -33,100 +34,86 @@ from dagster_checkpoints.state.metadata import (
     StaticTableSnapshot,
     TaskSnapshot,
 )
-from dagster_checkpoints.state.removed_instances import (
-    RemovedInstance,
-    instances_of_finished_ones,
-    removed_instances,
-    with_most_instances,
-)
 from dagster_checkpoints.state.rescaled_channels import RescaledChannels, table_reader
 from dagster_checkpoints.state.rescaled_instances import (
     dealt_out,
     has_ended,
     holds_state,
+    instances_of_finished_ones,
+    keyed_state_shares,
     part_of,
+    removed_instances,
+    with_most_instances,
     with_shared_splits,
     with_transactions,
 )
-from dagster_checkpoints.state.rescaling import least_watermark, rescaled_stages
-from dagster_checkpoints.state.views import EdgeView, PipelineView
+from dagster_checkpoints.state.views import EdgeView
 
 
-@dataclass(frozen=True, slots=True)
-class RescaledCheckpoint:
-    """A checkpoint as if it had been taken with other instances.
-
-    Attributes:
-        metadata: its metadata. The query of a task in `shares` names the files of the old query that it continues.
-        shares: by task, the keyed state with which it begins.
-        removed: the instances that are gone, and those whose number an instance has now that had finished.
-        stages: the stages that have other instances now.
-    """
-
-    metadata: CheckpointMetadata
-    shares: Mapping[TaskId, KeyedStateShare] = field(default_factory=dict)
-    removed: tuple[RemovedInstance, ...] = ()
-    stages: frozenset[str] = frozenset()
-
-
-def rescale(pipeline: PipelineView, metadata: CheckpointMetadata) -> RescaledCheckpoint:
-    """The checkpoint for the instances that the pipeline has now.
-
-    Args:
-        pipeline: the pipeline that is to run.
-        metadata: the metadata of the checkpoint.
+def with_instances(checkpoint: FittedCheckpoint) -> FittedCheckpoint:
+    """The checkpoint for the instances that the pipeline has now; a rule.
 
     Raises:
         InstancesChanged: an instance cannot get what belongs to it; the text names the stage and the remedy.
         ParallelismTooHigh: a stage has more instances than key groups.
     """
-    recorded = {stage.name: stage for stage in metadata.stages}
-    running = [stage for stage in pipeline.stages if stage.name in recorded and not recorded[stage.name].fully_finished]
-    changed = rescaled_stages(metadata.stages, running)
-    moved = rescaled_stages(metadata.stages, pipeline.stages)
-    removed = tuple(removed_instances(pipeline, metadata, recorded))
-    metadata = with_most_instances(metadata, {stage.name: len(stage.instances) for stage in pipeline.stages})
+    recorded, now = checkpoint.recorded, checkpoint.instances
+    moved = frozenset(name for name, stage in recorded.items() if now.get(name, stage.instances) != stage.instances)
+    changed = frozenset(name for name in moved if not recorded[name].fully_finished)
+    found = replace(
+        checkpoint,
+        metadata=with_most_instances(checkpoint),
+        taken=checkpoint.metadata,
+        removed=tuple(removed_instances(checkpoint)),
+    )
     if not moved:
-        return RescaledCheckpoint(metadata, removed=removed)
-    rescaling = _Rescaling(pipeline, metadata, recorded, changed, moved)
-    rescaled = rescaling.metadata()
-    return RescaledCheckpoint(rescaled, rescaling.shares, (*removed, *instances_of_finished_ones(metadata, rescaled)), moved)
+        return found
+    rescaling = _Rescaling(found, changed, moved)
+    metadata = rescaling.metadata()
+    removed = (*found.removed, *instances_of_finished_ones(found.metadata, metadata))
+    return replace(found, shares=rescaling.shares, removed=removed).changed("rescaled", rescaling.changes(), metadata)
 
 
 class _Rescaling:
     """One checkpoint, and the stages whose instances have changed: those that run (`changed`), and all (`moved`)."""
 
-    def __init__(
-        self,
-        pipeline: PipelineView,
-        metadata: CheckpointMetadata,
-        recorded: Mapping[str, StageMetadata],
-        changed: frozenset[str],
-        moved: frozenset[str],
-    ) -> None:
+    def __init__(self, checkpoint: FittedCheckpoint, changed: frozenset[str], moved: frozenset[str]) -> None:
         self.shares: dict[TaskId, KeyedStateShare] = {}
-        self._pipeline = pipeline
-        self._before = metadata
-        self._recorded = recorded
+        self._checkpoint = checkpoint
+        self._before = checkpoint.metadata
+        self._recorded = checkpoint.recorded
         self._changed = changed
         self._moved = moved
-        self._now = {stage.name: stage.instances for stage in pipeline.stages}
-        self._split_sources = {name for name in changed if recorded[name].enumerator is not None}
+        self._now = checkpoint.instances
+        self._inputs_now = recorded_inputs(checkpoint.pipeline)
+        self._split_sources = {name for name in changed if self._recorded[name].enumerator is not None}
         self._rerouted = {name: name for name in self._split_sources}
         """By stage whose instances go on, and now read what other ones would have read, the stage with other instances."""
-        self._reads: dict[str, list[EdgeView]] = {}
-        for edge in pipeline.edges:
-            self._reads.setdefault(edge.target, []).append(edge)
-        self._matches = InstanceMatches(pipeline, metadata, changed)
-        self._channels = RescaledChannels(pipeline, metadata, self._matches, self._key_groups)
-        self._where = f"checkpoint {metadata.checkpoint_id} of pipeline {metadata.pipeline!r}"
+        self._reads = checkpoint.edges_into
+        self._matches = InstanceMatches(checkpoint, changed)
+        self._channels = RescaledChannels(checkpoint, self._matches, self._key_groups)
+        self._where = checkpoint.where
+
+    def changes(self) -> Iterator[str]:
+        """In words, what has become of the instances of each chain that runs."""
+        for chain in self._before.chains:
+            stages = [name for name in chain.stages if name in self._changed]
+            if not stages:
+                continue
+            before, now = self._recorded[stages[0]].instances, self._now[stages[0]]
+            if len(before) == len(now):
+                yield f"the instances {quoted(before)} of {' -> '.join(stages)} are now {quoted(now)}"
+                continue
+            splits = ", which share its splits" if stages[0] in self._split_sources else ""
+            keyed = ", with the state of their keys" if any(task.vertex == chain.name for task in self.shares) else ""
+            yield f"{len(before)} to {len(now)} instances of {' -> '.join(stages)}{splits}{keyed}"
 
     def metadata(self) -> CheckpointMetadata:
         chains = self._channels.given_to([self._chain(chain) for chain in self._before.chains])
         self._check_event_time(chains)
         stages = tuple(self._stage(stage) for stage in self._before.stages)
         rescaled = msgspec.structs.replace(self._before, stages=stages, chains=chains)
-        EndedReaders(self._before, self._channels.groups, self._matches, self._where).check(rescaled, self._moved)
+        EndedReaders(self._checkpoint, self._channels.groups, self._matches).check(rescaled, self._moved)
         return rescaled
 
     # Stages
@@ -151,7 +138,7 @@ class _Rescaling:
         """How the stage reads its inputs. One instance has got, or gets, all rows, whatever distributes them."""
         if stage.inputs is None or (stage.parallelism > 1 and len(self._now[stage.name]) > 1):
             return stage.inputs
-        now = {(each.stage, each.mode): each for each in recorded_inputs(self._pipeline)[stage.name]}
+        now = {(each.stage, each.mode): each for each in self._inputs_now[stage.name]}
         return tuple(now.get((each.stage, each.mode), each) for each in stage.inputs)
 
     def _key_groups(self, stage: StageMetadata) -> int:
@@ -164,7 +151,7 @@ class _Rescaling:
 
         With one instance before, it is the present column; otherwise check_inputs compares the two.
         """
-        known, now = self._recorded[stage].inputs, recorded_inputs(self._pipeline)[stage]
+        known, now = self._recorded[stage].inputs, self._inputs_now[stage]
         inputs = known if known is not None and self._recorded[stage].parallelism > 1 else now
         keys = {each.key for each in inputs if each.mode == "stream"}
         return keys.pop() if len(keys) == 1 else ""
@@ -222,7 +209,7 @@ class _Rescaling:
         lost = [names[index] for index in sorted(chain.tasks) if index not in kept]
         if lost:
             raise InstancesChanged(
-                f"Stage {chain.name!r} has no instance {', '.join(map(repr, lost))} any more; in {self._where} it runs: the "
+                f"Stage {chain.name!r} has no instance {quoted(lost)} any more; in {self._where} it runs: the "
                 "position up to which it has read would be lost. Put it back; or end it first (dagster-checkpoints "
                 f"end-source {chain.name} --instance {lost[0]}), and restore a checkpoint after its end."
             )
@@ -325,7 +312,7 @@ class _Rescaling:
             if edge.input.mode == "static" and edge.source in self._recorded and self._recorded[edge.source].finished:
                 new = [name for name, old in zip(self._now[head], self._matches.origins(head), strict=True) if old is None]
                 raise InstancesChanged(
-                    f"Stage {head!r} has the new instance {', '.join(map(repr, new))}, which needs all rows of its static input "
+                    f"Stage {head!r} has the new instance {quoted(new)}, which needs all rows of its static input "
                     f"{edge.source!r}; in {self._where} these were read to their end, and the instances that kept them have "
                     "ended. Put the new instance into a stage of its own, with sources of its own; or begin with it as a new "
                     "start (restore_from: none)."

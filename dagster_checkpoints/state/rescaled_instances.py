@@ -1,16 +1,30 @@
-"""What an instance of a rescaled stage begins with. Must not know: pipelines, storage, Spark."""
+"""What an instance of a rescaled stage begins with, and what is left of those that are gone.
+
+Sinks know instances by their index: the transactions and rows of an instance that is gone belong to the job all the same. Must
+not know: storage, Spark, how keyed state is moved.
+
+Source: PROTOCOL 8.3.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from dagster_checkpoints.pipeline import total_rows
 from dagster_checkpoints.state.errors import InstancesChanged
-from dagster_checkpoints.state.metadata import ChainMetadata, StageInstanceSnapshot, TaskSnapshot
+from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint, KeyedStateShare, RemovedInstance, quoted
+from dagster_checkpoints.state.key_groups import key_groups_of
+from dagster_checkpoints.state.merged_channels import least_watermark
+from dagster_checkpoints.state.metadata import (
+    ChainMetadata,
+    CheckpointMetadata,
+    QuerySnapshot,
+    StageInstanceSnapshot,
+    TaskSnapshot,
+)
 from dagster_checkpoints.state.redistribution import deal_out_operator_states
-from dagster_checkpoints.state.rescaling import least_watermark
 from dagster_checkpoints.state.row_counts import rows_in_snapshot
 
 
@@ -88,7 +102,7 @@ def with_shared_splits(
     reading = [new for new, origin in enumerate(origins) if origin is None or origin in running]
     if old and not reading:
         raise InstancesChanged(
-            f"The instances that {name!r} has now ({', '.join(map(repr, now))}) have ended in {where}, and those that read are "
+            f"The instances that {name!r} has now ({quoted(now)}) have ended in {where}, and those that read are "
             "gone: no instance would read the splits that are left. Give the source one of these again, or a new one."
         )
     shares = dict(zip(reading, dealt_out(name, old, len(reading)), strict=True)) if old else {}
@@ -120,3 +134,79 @@ def holds_state(chain: ChainMetadata, tasks: Sequence[TaskSnapshot], where: str)
             "it keeps state: an earlier release took it. Restore it with the same instances, take a savepoint, and restore that."
         )
     return any(plans)
+
+
+def keyed_state_shares(
+    old: Sequence[TaskSnapshot | None],
+    ran: Mapping[int, QuerySnapshot],
+    parallelism: int,
+    groups: int,
+    key: str,
+    *,
+    whole_partitions: bool,
+) -> dict[int, KeyedStateShare]:
+    """By index of a new instance, its share.
+
+    All instances continue one query, that with the earliest watermark: a later one would make rows late that are not. But where
+    each gets whole partitions of one old instance, it continues the query of that instance, whose partitions stay as they are.
+    An instance that would get whole partitions, and none of whose old instances has state, has no share: it begins a new query.
+
+    Args:
+        old: by old instance, its snapshot; None for one that has ended.
+        ran: by old instance that has not ended and whose query has run a batch, the query; at least one.
+        parallelism: the new number of instances.
+        groups: the number of key groups.
+        key: the column by which rows are routed.
+        whole_partitions: whether each key group is a state partition.
+    """
+    held = {index: key_groups_of(index, len(old), groups) for index in range(len(old))}
+    own_query = whole_partitions and parallelism % len(old) == 0
+    earliest = min(ran, key=lambda i: (_event_time(old[i]), i))
+    shares = {}
+    for index in range(parallelism):
+        own = key_groups_of(index, parallelism, groups)
+        parts = {i: query for i, query in ran.items() if set(held[i]) & set(own)}
+        if parts or not whole_partitions:
+            continued = next(iter(parts)) if own_query else earliest
+            shares[index] = KeyedStateShare(own, groups, key, continued, parts, held, whole_partitions)
+    return shares
+
+
+def _event_time(task: TaskSnapshot | None) -> float:
+    return float("-inf") if task is None or task.valve_watermark is None else task.valve_watermark
+
+
+def removed_instances(checkpoint: FittedCheckpoint) -> Iterator[RemovedInstance]:
+    """The instances beyond the number that a stage has now: sinks know instances by their index."""
+    for chain in checkpoint.metadata.chains:
+        tail = checkpoint.recorded[chain.stages[-1]]
+        most = max(tail.parallelism, tail.most_instances)
+        for index in range(len(checkpoint.instances[tail.name]) if tail.name in checkpoint.instances else most, most):
+            name = tail.instances[index] if index < tail.parallelism else str(index)
+            yield RemovedInstance(tail.name, index, name, most, part_of(chain.tasks.get(index), tail.name))
+
+
+def instances_of_finished_ones(before: CheckpointMetadata, now: CheckpointMetadata) -> Iterator[RemovedInstance]:
+    """The instances whose number an instance has now that had finished: it has no task, which would commit their transactions.
+
+    Args:
+        before: the checkpoint as it was taken.
+        now: the checkpoint with the present instances.
+    """
+    stages = {stage.name: stage for stage in before.stages}
+    for old, new in zip(before.chains, now.chains, strict=True):
+        tail = stages[old.stages[-1]]
+        parallelism = next(stage.parallelism for stage in now.stages if stage.name == tail.name)
+        for index, task in old.tasks.items():
+            if index < parallelism and index not in new.tasks:
+                yield RemovedInstance(tail.name, index, tail.instances[index], parallelism, part_of(task, tail.name))
+
+
+def with_most_instances(checkpoint: FittedCheckpoint) -> CheckpointMetadata:
+    """The checkpoint, with the largest number of instances of stages that have fewer now."""
+    stages = []
+    for stage in checkpoint.metadata.stages:
+        most = max(stage.parallelism, stage.most_instances)
+        now = len(checkpoint.instances.get(stage.name, ()))
+        stages.append(msgspec.structs.replace(stage, most_instances=most if most > now else 0))
+    return msgspec.structs.replace(checkpoint.metadata, stages=tuple(stages))

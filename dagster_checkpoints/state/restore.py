@@ -1,39 +1,60 @@
-"""Whether a checkpoint fits a pipeline, and the plan of the restore.
+"""Whether a checkpoint fits a pipeline, and the plan of the restore: the rules of a restore, in their order.
 
-All rules are checked before any task starts (PROTOCOL 8.1). Must not know: storage, Spark, tasks.
+All rules are applied before any task starts (PROTOCOL 8.1). Must not know: storage, Spark, tasks.
 
 Source: FLIP-147; Flink's VertexFinishedStateChecker and StateAssignmentOperation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from dagster_checkpoints.pipeline import EdgePattern, TaskId
-from dagster_checkpoints.state.chain_layout import Reads, changed_input, changes_inside, check_layout, reads_of, recorded_reads
-from dagster_checkpoints.state.divided_chains import ChainPart, divided, division_obstacle
-from dagster_checkpoints.state.errors import (
-    NonRestoredState,
-    PartlyFinishedUnionState,
-    UnfinishedPredecessor,
+from dagster_checkpoints.pipeline import TaskId
+from dagster_checkpoints.state.chain_layout import changed_input, changes_inside, reads_of, recorded_reads
+from dagster_checkpoints.state.divided_chains import ChainPart, check_layouts, divided
+from dagster_checkpoints.state.errors import PartlyFinishedUnionState
+from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint, KeyedStateShare, RemovedInstance, quoted
+from dagster_checkpoints.state.inputs import check_inputs
+from dagster_checkpoints.state.key_groups import check_state_partitions, with_key_groups
+from dagster_checkpoints.state.metadata import ChainMetadata, CheckpointMetadata, EnumeratorState, TaskSnapshot
+from dagster_checkpoints.state.rescaled_checkpoint import with_instances
+from dagster_checkpoints.state.stage_changes import (
+    check_finished_stages,
+    check_new_stages,
+    check_removed_stages,
+    check_sinks,
+    check_split_sources,
+    with_ended_sources,
 )
-from dagster_checkpoints.state.inputs import check_inputs, check_new_stages, check_sinks
-from dagster_checkpoints.state.key_groups import check_state_partitions_kept, chosen_max_parallelism
-from dagster_checkpoints.state.metadata import (
-    ChainMetadata,
-    CheckpointMetadata,
-    EnumeratorState,
-    StageMetadata,
-    TaskSnapshot,
-)
-from dagster_checkpoints.state.recording import sources_to_end
-from dagster_checkpoints.state.rescaled_checkpoint import RescaledCheckpoint, rescale
-from dagster_checkpoints.state.split_sources import check_split_sources
 from dagster_checkpoints.state.stage_names import with_names
-from dagster_checkpoints.state.stages_between import replaced_inputs, with_stages_between
+from dagster_checkpoints.state.stages_between import with_stages_between
 from dagster_checkpoints.state.views import PipelineView
+
+Rule = Callable[[FittedCheckpoint], FittedCheckpoint | None]
+"""A rule of a restore. It returns the checkpoint as it has rewritten it, with a line that says what has changed; None if it has
+nothing to change. It raises a `RestoreError` for what it refuses."""
+
+LAYOUT_RULES: tuple[Rule, ...] = (with_names, with_stages_between, divided)
+"""The rules that make the checkpoint one of the stages, and of the queries, that the pipeline has now. They refuse nothing."""
+
+RULES: tuple[Rule, ...] = (
+    *LAYOUT_RULES,
+    check_finished_stages,
+    check_removed_stages,
+    check_sinks,
+    check_state_partitions,
+    with_ended_sources,
+    with_instances,
+    with_key_groups,
+    check_layouts,
+    check_inputs,
+    check_split_sources,
+    check_new_stages,
+)
+"""All rules, in order: those in front of `with_instances` read the checkpoint as it was taken, those behind it the one that the
+present instances would have taken."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +62,8 @@ class RestorePlan:
     """The plan of a restore: the chains and tasks to start, and their states.
 
     Attributes:
-        checkpoint_id: id of the restored checkpoint; the next one is `next_checkpoint_id`.
+        metadata: the checkpoint, in the names, queries and instances that the pipeline has now, which the other attributes
+            describe. The query of a task in `shares` names the files of the old query that it continues.
         chains: the recorded chains to build again, in order, without those that have fully finished or that the pipeline does
             not have any more.
         finished_chains: chains that have fully finished; they stay in the execution graph, so that the next
@@ -52,63 +74,52 @@ class RestorePlan:
         finished: tasks that are not run again, those of `finished_chains` included.
         after_finish: tasks that had finished their operators and wait for the final checkpoint.
         tasks: by unfinished task, the snapshot that it is restored from.
-        dropped: recorded stages that the pipeline does not have; their state is not restored, because
-            `allow_non_restored_state` is set.
+        dropped: recorded stages that the pipeline does not have; their state is not restored.
         enumerators: by stage, the state of the enumerator of a source's splits.
         max_parallelism: by stage that runs, its number of key groups: the recorded one, which never changes. The next
             checkpoint has to record it again.
         divided: by chain that is a part of a recorded chain, the stages of the recorded one.
-        rescaled: the checkpoint for the instances that the pipeline has now, which the other attributes describe.
+        shares: by task, the keyed state with which it begins, if its instances share that of others.
+        removed: the instances that are gone, and those whose number an instance has now that had finished.
+        changes: what becomes of the state where the pipeline has changed: a line for each rule that changed something.
         ending: (stage, instance) of the sources that requests had ended before the checkpoint: they end again.
     """
 
-    checkpoint_id: int
-    chains: tuple[tuple[str, ...], ...]
-    finished_chains: tuple[tuple[str, ...], ...]
-    new_stages: tuple[str, ...]
-    fully_finished: frozenset[str]
-    finished: frozenset[TaskId]
-    after_finish: frozenset[TaskId]
-    tasks: Mapping[TaskId, TaskSnapshot]
+    metadata: CheckpointMetadata
+    chains: tuple[tuple[str, ...], ...] = ()
+    finished_chains: tuple[tuple[str, ...], ...] = ()
+    new_stages: tuple[str, ...] = ()
+    fully_finished: frozenset[str] = frozenset()
+    finished: frozenset[TaskId] = frozenset()
+    after_finish: frozenset[TaskId] = frozenset()
+    tasks: Mapping[TaskId, TaskSnapshot] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
     enumerators: Mapping[str, EnumeratorState] = field(default_factory=dict)
     max_parallelism: Mapping[str, int] = field(default_factory=dict)
     divided: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    rescaled: RescaledCheckpoint | None = None
+    shares: Mapping[TaskId, KeyedStateShare] = field(default_factory=dict)
+    removed: tuple[RemovedInstance, ...] = ()
+    changes: tuple[str, ...] = ()
     ending: frozenset[tuple[str, str]] = frozenset()
+
+    @property
+    def checkpoint_id(self) -> int:
+        """Id of the restored checkpoint."""
+        return self.metadata.checkpoint_id
 
     @property
     def next_checkpoint_id(self) -> int:
         return self.checkpoint_id + 1
 
-    @property
-    def changes(self) -> tuple[str, ...]:
-        """In words, what becomes of the state where the pipeline has changed; empty if it has not."""
-        found = []
-        for whole in dict.fromkeys(self.divided.values()):
-            parts = [" -> ".join(chain) for chain in self.chains if self.divided.get(chain[0]) == whole]
-            found.append(f"The query of {' -> '.join(whole)} is divided, with its state, into {' and '.join(parts)}.")
-        for stage in self.rescaled.metadata.stages if self.rescaled is not None else ():
-            for each in replaced_inputs(stage).values():
-                found.append(f"{stage.name!r} keeps its state, and reads {each.stage!r} in place of {each.before!r}.")
-        if self.new_stages:
-            begin = "begins" if len(self.new_stages) == 1 else "begin"
-            found.append(f"The checkpoint has no state of {_names(self.new_stages)}, which {begin} without it.")
-        if self.dropped:
-            found.append(f"The state of {_names(self.dropped)} is left behind.")
-        for name, instance in sorted(self.ending):
-            found.append(f"{name!r} ({instance}) was asked to end before the checkpoint: it reads what is there, and ends.")
-        return tuple(found)
-
 
 def fitted(pipeline: PipelineView, metadata: CheckpointMetadata) -> CheckpointMetadata:
-    """The stored checkpoint as the pipeline would have it: with the names of its stages, and chains divided where it needs that.
+    """The stored checkpoint with the names of the pipeline's stages, and with chains divided where the pipeline needs it.
 
     Args:
         pipeline: the pipeline that is to run.
         metadata: the metadata as stored.
     """
-    return divided(with_stages_between(with_names(metadata, pipeline), pipeline), pipeline)
+    return _applied(LAYOUT_RULES, FittedCheckpoint(pipeline, metadata)).metadata
 
 
 def validate_restore(
@@ -122,7 +133,7 @@ def validate_restore(
 
     Args:
         pipeline: the pipeline that is to run.
-        metadata: the metadata of the checkpoint, `fitted` to the pipeline.
+        metadata: the metadata of the checkpoint as stored.
         allow_non_restored_state: whether state of stages and sinks that the pipeline does not have is dropped instead of refused.
         max_parallelism: by stage, the value that the user has set; other stages take the recorded value, or the default.
 
@@ -140,167 +151,48 @@ def validate_restore(
         ParallelismTooHigh: a stage has more instances than key groups.
         SourcesChanged: a source is read in splits, and was not, or the other way round.
     """
-    recorded = {stage.name: stage for stage in metadata.stages}
-    where = f"checkpoint {metadata.checkpoint_id} of pipeline {metadata.pipeline!r}"
-    _check_finished(pipeline, recorded, _ended(metadata, recorded), where)
-    dropped = _unclaimed(pipeline, metadata, allow_non_restored_state, where)
-    if not allow_non_restored_state:
-        check_sinks(pipeline, metadata, where)
-    check_state_partitions_kept(pipeline.stages, recorded, where)
-    taken, stages_then = metadata, recorded
-    rescaled = rescale(pipeline, metadata)
-    metadata = rescaled.metadata
-    recorded = {stage.name: stage for stage in metadata.stages}
-    key_groups = _key_groups(pipeline, recorded, max_parallelism)
-    running = [c for c in metadata.chains if not set(c.stages) <= set(dropped) and not _has_finished(c, recorded)]
-    reads = reads_of(pipeline)
-    for chain in running:
-        check_layout(pipeline, reads, chain, recorded, division_obstacle(chain), where)
-    check_inputs(pipeline, recorded, where)
-    check_split_sources(pipeline, recorded, where)
-    check_new_stages(pipeline, taken, stages_then, where)  # a stage with other instances has none that has finished
-    finished_chains = _finished_chains(pipeline, reads, metadata, recorded)
-    instances = {stage.name: len(stage.instances) for stage in pipeline.stages}
+    checkpoint = _applied(RULES, FittedCheckpoint(pipeline, metadata, allow_non_restored_state, max_parallelism))
+    metadata, recorded, instances = checkpoint.metadata, checkpoint.recorded, checkpoint.instances
+    running, finished_chains = checkpoint.running, tuple(_finished_chains(checkpoint))
     finished = {TaskId(c.name, i) for c in running for i in recorded[c.stages[-1]].finished}
-    finished |= {TaskId(stages[0], i) for stages in finished_chains for i in range(instances[stages[0]])}
+    finished |= {TaskId(stages[0], i) for stages in finished_chains for i in range(len(instances[stages[0]]))}
     tasks = {TaskId(c.name, i): task for c in running for i, task in sorted(c.tasks.items())}
+    present = [stage for stage in metadata.stages if stage.name in instances]
     return RestorePlan(
-        checkpoint_id=metadata.checkpoint_id,
+        metadata=metadata,
         chains=tuple(c.stages for c in running),
         finished_chains=finished_chains,
-        new_stages=tuple(name for name in instances if name not in recorded),
-        fully_finished=frozenset(s.name for s in metadata.stages if s.fully_finished and s.name in instances),
+        new_stages=checkpoint.new_stages,
+        fully_finished=frozenset(stage.name for stage in present if stage.fully_finished),
         finished=frozenset(finished),
         after_finish=frozenset(task for task, snapshot in tasks.items() if snapshot.end_of_data == "drain"),
         tasks=tasks,
-        dropped=dropped,
-        enumerators=_enumerators(metadata, instances),
+        dropped=checkpoint.removed_stages,
+        enumerators={stage.name: stage.enumerator for stage in present if stage.enumerator is not None},
+        max_parallelism=checkpoint.max_parallelism,
         divided={c.name: c.whole for c in running if isinstance(c, ChainPart)},
-        max_parallelism=key_groups,
-        rescaled=rescaled,
-        ending=sources_to_end(pipeline, taken.stages),
+        shares=checkpoint.shares,
+        removed=checkpoint.removed,
+        changes=checkpoint.changes,
+        ending=checkpoint.ending,
     )
 
 
-def _enumerators(metadata: CheckpointMetadata, instances: Mapping[str, int]) -> dict[str, EnumeratorState]:
-    return {s.name: s.enumerator for s in metadata.stages if s.enumerator is not None and s.name in instances}
+def _applied(rules: Iterable[Rule], checkpoint: FittedCheckpoint) -> FittedCheckpoint:
+    for rule in rules:
+        checkpoint = rule(checkpoint) or checkpoint
+    return checkpoint
 
 
-def _has_finished(chain: ChainMetadata, recorded: Mapping[str, StageMetadata]) -> bool:
-    return all(recorded[name].fully_finished for name in chain.stages)
-
-
-def _finished_chains(
-    pipeline: PipelineView, reads: Reads, metadata: CheckpointMetadata, recorded: Mapping[str, StageMetadata]
-) -> tuple[tuple[str, ...], ...]:
-    instances = {stage.name: stage.instances for stage in pipeline.stages}
-    found: list[tuple[str, ...]] = []
-    for chain in metadata.chains:
-        if _has_finished(chain, recorded):
-            present = [name for name in chain.stages if name in instances]
-            alike = len(present) == len(chain.stages) and len({instances[name] for name in present}) == 1
-            before = recorded_reads(chain, recorded)
-            whole = alike and changed_input(reads, before) is None and not any(changes_inside(pipeline, before, recorded))
-            found += [chain.stages] if whole else [(name,) for name in present]
-    return tuple(found)
-
-
-def _ended(metadata: CheckpointMetadata, recorded: Mapping[str, StageMetadata]) -> dict[str, int]:
-    """By stage, the number of instances that emit no more rows: they have finished, or wait after their end of data."""
-    ended = {name: len(stage.finished) for name, stage in recorded.items()}
-    for chain in metadata.chains:
-        waiting = sum(task.end_of_data == "drain" for task in chain.tasks.values())
-        for name in chain.stages:
-            ended[name] += waiting
-    return ended
-
-
-def _check_finished(pipeline: PipelineView, recorded: Mapping[str, StageMetadata], ended: Mapping[str, int], where: str) -> None:
-    patterns: dict[tuple[str, str], EdgePattern] = {}
-    for edge in pipeline.edges:
-        # If two edges connect the same stages, the stricter rule of ALL_TO_ALL applies.
-        if edge.pattern is EdgePattern.ALL_TO_ALL or (edge.source, edge.target) not in patterns:
-            patterns[edge.source, edge.target] = edge.pattern
-    for (source, target), pattern in patterns.items():
-        stage = recorded.get(target)
-        if stage is None or not (stage.finished or stage.fully_finished):
-            continue
-        upstream = recorded.get(source)
-        fully = upstream is not None and (upstream.fully_finished or ended[source] >= upstream.parallelism)
-        partly = upstream is not None and ended[source] > 0
-        if fully or (partly and not stage.fully_finished and pattern is EdgePattern.POINTWISE):
-            continue
-        raise UnfinishedPredecessor(_finished_message(stage, source, upstream, pattern, where))
-
-
-def _finished_message(stage: StageMetadata, source: str, upstream: StageMetadata | None, pattern: EdgePattern, where: str) -> str:
-    state = "fully finished" if stage.fully_finished else f"partly finished (instances {_list(stage.finished)})"
-    needs_all = stage.fully_finished or pattern is EdgePattern.ALL_TO_ALL
-    expected = "fully finished" if needs_all else "at least partly finished"
-    if upstream is None:
-        found = "is not in the checkpoint, so it would run from its beginning"
-    elif upstream.finished:
-        found = f"is only partly finished (instances {_list(upstream.finished)})"
-    else:
-        found = "is still running"
-    renamed = f"If {source!r} was renamed, write its former name as its uid. Otherwise take" if upstream is None else "Take"
-    return (
-        f"Stage {stage.name!r} is {state} in {where}, so its predecessor {source!r} over {pattern.name} must be {expected}; "
-        f"but {source!r} {found}. Its records would not be read. {renamed} {source!r} out of the inputs of {stage.name!r}, "
-        f"give {stage.name!r} another name so that it starts without state, or start the pipeline without this checkpoint."
-    )
-
-
-def _unclaimed(pipeline: PipelineView, metadata: CheckpointMetadata, allowed: bool, where: str) -> tuple[str, ...]:
-    present = {stage.name for stage in pipeline.stages}
-    gone = tuple(s.name for s in metadata.stages if s.name not in present)
-    # A fully finished stage has no state, except for its enumerator.
-    with_state = tuple(
-        s.name for s in metadata.stages if s.name not in present and (not s.fully_finished or s.enumerator is not None)
-    )
-    if with_state and not allowed:
-        raise NonRestoredState(_unclaimed_message(pipeline, metadata, with_state, where))
-    return gone
-
-
-def _unclaimed_message(pipeline: PipelineView, metadata: CheckpointMetadata, unclaimed: Sequence[str], where: str) -> str:
-    """The text for state without a stage: after a rename the uid keeps it; in another pipeline's checkpoint nothing is to do."""
-    present, recorded = {stage.name for stage in pipeline.stages}, {stage.name for stage in metadata.stages}
-    new = sorted(present - recorded)
-    uids = [name.removeprefix("uid ") for name in unclaimed]
-    found = (
-        f"{where[0].upper()}{where[1:]} holds state of {_names(unclaimed)}, which the pipeline {pipeline.name!r} does not have "
-        f"(it has {_names(sorted(present))}). "
-    )
-    renamed = (
-        f"write uid={uids[0]!r} at {new[0]!r}"
-        if len(new) == len(uids) == 1
-        else f"write the former name of each renamed stage as its uid ({' or '.join(f'uid={uid!r}' for uid in uids)}"
-        + (f"; new here: {_names(new)})" if new else ")")
-    )
-    if not present & recorded:
-        return found + (
-            "It has no stage of this pipeline: it is probably of another pipeline of the same name, whose state must not be "
-            "given up. Give this pipeline another name or another storage. If it is the same pipeline, and all of its stages "
-            f"were renamed, keep their state: {renamed}."
-        )
-    kept = f"If a stage was renamed, {renamed}: it then keeps its state. " if new else ""
-    back = "Otherwise put it back under that name" if new else "Put the stage back under that name"
-    return found + (
-        f"{kept}{back}; or, if it was removed on purpose, set allow_non_restored_state, which loses its state for ever."
-    )
-
-
-def _key_groups(pipeline: PipelineView, recorded: Mapping[str, StageMetadata], chosen: Mapping[str, int]) -> Mapping[str, int]:
-    """By stage that runs, its number of key groups. A fully finished stage has no keyed state, so its number may change."""
-    finished = {name for name, stage in recorded.items() if stage.fully_finished}
-    fixed = {stage.name: 0 for stage in pipeline.stages} | {name: stage.max_parallelism for name, stage in recorded.items()}
-    chosen = {**chosen, **{stage.name: stage.state_partitions for stage in pipeline.stages if stage.state_partitions}}
-    return {
-        stage.name: chosen_max_parallelism(stage.name, len(stage.instances), chosen.get(stage.name), fixed[stage.name])
-        for stage in pipeline.stages
-        if stage.name not in finished
-    }
+def _finished_chains(checkpoint: FittedCheckpoint) -> Iterator[tuple[str, ...]]:
+    """The recorded chains that have finished, or their single stages where the pipeline has changed them."""
+    reads = reads_of(checkpoint)
+    for chain in filter(checkpoint.has_finished, checkpoint.metadata.chains):
+        present = [name for name in chain.stages if name in checkpoint.instances]
+        alike = len(present) == len(chain.stages) and len({checkpoint.instances[name] for name in present}) == 1
+        before = recorded_reads(checkpoint, chain)
+        whole = alike and changed_input(reads, before) is None and not any(changes_inside(checkpoint, before))
+        yield from [chain.stages] if whole else [(name,) for name in present]
 
 
 def check_union_states(metadata: CheckpointMetadata) -> None:
@@ -321,7 +213,7 @@ def check_union_states(metadata: CheckpointMetadata) -> None:
             stage = recorded[name]
             gone = sorted({*stage.finished, *leaving} if metadata.kind == "checkpoint" else stage.finished)
             if (stage.finished and not stage.fully_finished) or 0 < len(gone) < stage.parallelism:
-                ended = _names(stage.instances[index] for index in gone)
+                ended = quoted(stage.instances[index] for index in gone)
                 raise PartlyFinishedUnionState(
                     f"Stage {name!r} has the union list state {union!r}, and its instances {ended} have finished while "
                     f"others run. What they held is part of the union, so checkpoint {metadata.checkpoint_id} is declined; the "
@@ -338,11 +230,3 @@ def _union_states(chain: ChainMetadata) -> dict[str, str]:
         for state in snapshot.operator_states
         if state.kind == "union"
     }
-
-
-def _list(indices: Iterable[int]) -> str:
-    return ", ".join(str(index) for index in indices)
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names)

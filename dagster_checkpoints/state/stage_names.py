@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint
 from dagster_checkpoints.state.metadata import ChainMetadata, CheckpointMetadata, StageMetadata, TaskSnapshot
 from dagster_checkpoints.state.views import PipelineView
 
@@ -28,21 +29,27 @@ def with_uids(metadata: CheckpointMetadata, pipeline: PipelineView) -> Checkpoin
     return _translated(metadata, lambda name: uids.get(name, name)) if uids else metadata
 
 
-def with_names(metadata: CheckpointMetadata, pipeline: PipelineView) -> CheckpointMetadata:
-    """The form that the rules of a restore read.
+def with_names(checkpoint: FittedCheckpoint) -> FittedCheckpoint | None:
+    """The form that the other rules of a restore read; the first rule.
 
     A stage that the pipeline does not have keeps its uid as its name. If another stage has that name now, it is called
     "uid …", which is no name of a stage: two stages of one name are not mixed up.
-
-    Args:
-        metadata: stored metadata, which speak of uids.
-        pipeline: the pipeline that is to run.
     """
-    return with_names_of(metadata, {stage.uid: stage.name for stage in pipeline.stages})
+    names = {uid: name for name, uid in checkpoint.uids.items()}
+    metadata = with_names_of(checkpoint.metadata, names)
+    if metadata is checkpoint.metadata:
+        return None
+    known = [(uid, name) for uid, name in names.items() if uid != name and uid in checkpoint.recorded]
+    return checkpoint.changed("by uid", (f"{name!r} is {uid!r} in the checkpoint" for uid, name in known), metadata)
 
 
 def with_names_of(metadata: CheckpointMetadata, names: Mapping[str, str]) -> CheckpointMetadata:
-    """As :func:`with_names`, for stages whose names are known by their uids."""
+    """As :func:`with_names`, for stages whose names are known by their uids.
+
+    Args:
+        metadata: stored metadata, which speak of uids.
+        names: the names of stages by their uids.
+    """
     if all(uid == name for uid, name in names.items()):
         return metadata
     taken = set(names.values())

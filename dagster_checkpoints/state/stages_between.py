@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from dagster_checkpoints.pipeline import ChannelId
+from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint
 from dagster_checkpoints.state.inputs import recorded_inputs
 from dagster_checkpoints.state.metadata import ChainMetadata, CheckpointMetadata, InputMetadata, StageMetadata
-from dagster_checkpoints.state.views import PipelineView
 
 
 class ReplacedInput(InputMetadata, frozen=True):
@@ -34,21 +34,20 @@ class ReplacedInput(InputMetadata, frozen=True):
     between: tuple[str, ...] = ()
 
 
-def with_stages_between(metadata: CheckpointMetadata, pipeline: PipelineView) -> CheckpointMetadata:
-    """The checkpoint as if its stages had read what they read now, where only stages between them have come or gone.
-
-    Args:
-        metadata: the checkpoint, in the names of the pipeline's stages.
-        pipeline: the pipeline that is to run.
-    """
-    changes = _Changes(metadata, pipeline)
+def with_stages_between(checkpoint: FittedCheckpoint) -> FittedCheckpoint | None:
+    """The checkpoint as if its stages had read what they read now, where only stages between them have come or gone; a rule."""
+    metadata, changes = checkpoint.metadata, _Changes(checkpoint)
     stages = tuple(changes.stage(stage) for stage in metadata.stages)
     if stages == metadata.stages:
-        return metadata
+        return None
     replaced = {stage.name: replaced_inputs(stage) for stage in stages}
-    uids = {stage.name: stage.uid for stage in pipeline.stages}
-    chains = tuple(_without_old_channels(chain, replaced, uids) for chain in metadata.chains)
-    return msgspec.structs.replace(metadata, stages=stages, chains=chains)
+    chains = tuple(_without_old_channels(chain, replaced, checkpoint.uids) for chain in metadata.chains)
+    read = (
+        f"{name!r} keeps its state, and reads {each.stage!r} in place of {each.before!r}"
+        for name, inputs in replaced.items()
+        for each in inputs.values()
+    )
+    return checkpoint.changed("other inputs", read, msgspec.structs.replace(metadata, stages=stages, chains=chains))
 
 
 def replaced_inputs(stage: StageMetadata) -> dict[str, ReplacedInput]:
@@ -67,17 +66,17 @@ def with_stages_now(stages: Sequence[str], metadata: CheckpointMetadata) -> tupl
 
 
 class _Changes:
-    """A checkpoint and the pipeline that is to run."""
+    """The inputs of stages that are not those of the checkpoint."""
 
-    def __init__(self, metadata: CheckpointMetadata, pipeline: PipelineView) -> None:
-        self._recorded = {stage.name: stage for stage in metadata.stages}
-        self._read = {stage.name: stage.inputs or () for stage in metadata.stages}
-        self._now = recorded_inputs(pipeline)
-        self._instances = {stage.name: stage.instances for stage in pipeline.stages}
-        self._uids = {stage.name: stage.uid for stage in pipeline.stages}
+    def __init__(self, checkpoint: FittedCheckpoint) -> None:
+        self._recorded = checkpoint.recorded
+        self._read = {stage.name: stage.inputs or () for stage in checkpoint.metadata.stages}
+        self._now = recorded_inputs(checkpoint.pipeline)
+        self._instances = checkpoint.instances
+        self._uids = checkpoint.uids
         self._waiting = {
             (ChannelId.parse(saved.channel).producer, chain.name)
-            for chain in metadata.chains
+            for chain in checkpoint.metadata.chains
             for task in chain.tasks.values()
             for saved in task.channels
             if saved.in_flight

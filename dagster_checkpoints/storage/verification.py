@@ -30,7 +30,6 @@ from dagster_checkpoints.state import (
     UnknownMetadataVersion,
     check_spark_version,
     decode,
-    fitted,
     task_files,
     validate_restore,
 )
@@ -91,7 +90,7 @@ class VerificationReport:
         metadata: the metadata; None if it cannot be read.
         files: number of distinct state files that the metadata names.
         bytes: size of these files, as the metadata says.
-        changes: what a restore does with the state where the pipeline has changed, in words.
+        plan: the plan of the restore; None without a pipeline, or if the checkpoint does not fit it.
     """
 
     url: str
@@ -99,12 +98,17 @@ class VerificationReport:
     metadata: CheckpointMetadata | None
     files: int
     bytes: int
-    changes: tuple[str, ...] = ()
+    plan: RestorePlan | None = None
 
     @property
     def ok(self) -> bool:
         """Whether there are no problems."""
         return not self.problems
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """What a restore does with the state where the pipeline has changed: a line for each rule that changes something."""
+        return self.plan.changes if self.plan is not None else ()
 
 
 def verify_savepoint(
@@ -143,20 +147,18 @@ def verify_savepoint(
     file_problems = storage.open_savepoint(location).verify(sizes) if is_savepoint else _verify_shared(storage, metadata)
     needed_by = _needed_by(metadata)
     problems = [_file_problem(problem, sizes[problem.sha256], needed_by[problem.sha256]) for problem in file_problems]
-    changes: tuple[str, ...] = ()
+    plan = None
     checks: list[Callable[[], RestorePlan | None]] = []
     if spark_version:
         checks.append(lambda: check_spark_version(metadata, spark_version))
     if pipeline is not None:
-        checks.append(lambda: validate_restore(pipeline, fitted(pipeline, metadata), allow_non_restored_state))
+        checks.append(lambda: validate_restore(pipeline, metadata, allow_non_restored_state))
     for check in checks:
         try:
             plan = check()
         except RestoreError as error:
             problems.append(Problem(_RESTORE_KINDS.get(type(error), "does_not_fit"), str(error)))
-        else:
-            changes += plan.changes if plan is not None else ()
-    return VerificationReport(url, tuple(problems), metadata, len(sizes), sum(sizes.values()), changes)
+    return VerificationReport(url, tuple(problems), metadata, len(sizes), sum(sizes.values()), plan)
 
 
 def file_sizes(metadata: CheckpointMetadata) -> dict[str, int]:

@@ -53,7 +53,7 @@ def test_verify_finds_nothing(world: Any, tmp_path: Path) -> None:
         .replace("flights = ", '@unbounded_source(sink=ParquetSink("/also"))\ndef extra(context): ...\n\nflights = ')
         .replace("delays])", "delays, extra])")
     )
-    new = "The checkpoint has no state of 'extra', which begins without it."
+    new = "new: 'extra' begins without state."
     assert world.json("verify", savepoint, "-f", str(more), "--no-plans")["changes"] == [new]
     assert new in world.cli("verify", savepoint, "-f", str(more), "--no-plans").output
 

@@ -262,7 +262,9 @@ def test_from_the_launch_to_the_first_checkpoint_each_step_is_a_line(reporter: R
         LeaseWatched("owned by run r1 on host h (process 7) since yesterday", 30.0),
         LeaseWatched("owned by run r1 on host h (process 7) since yesterday", 0.0),
         PipelineAcquired("s3://b/numbers", 3, 31.25),
-        StartChosen(7, "checkpoints/chk-7-1", ("numbers",)),
+        StartChosen(
+            7, "checkpoints/chk-7-1", ("numbers",), ("rescaled: 1 to 2 instances of doubled.", "left behind: the state of 'old'.")
+        ),
         SparkStarting(),
         SparkStarted("4.3.0", "local[2]", "local-1", None, 8.04),
         AttemptBuilding(1, ("doubled", "total"), 7),
@@ -280,7 +282,9 @@ def test_from_the_launch_to_the_first_checkpoint_each_step_is_a_line(reporter: R
         "Pipeline 'numbers' is owned by run r1 on host h (process 7) since yesterday. That process and all processes "
         "that it had started have ended: this run takes the pipeline over at once.",
         "This run owns pipeline 'numbers' in s3://b/numbers (epoch 3), after 31.2 s.",
-        "Continues from checkpoint 7 (checkpoints/chk-7-1); finished before: numbers.",
+        "Continues from checkpoint 7 (checkpoints/chk-7-1); finished before: numbers.\n"
+        "rescaled: 1 to 2 instances of doubled.\n"
+        "left behind: the state of 'old'.",
         "Spark is starting.",
         "Spark 4.3.0 runs at local[2] (application local-1), after 8.0 s.",
         "Building the plans of 2 stages, and fetching the state of checkpoint 7: doubled, total.",

@@ -11,12 +11,12 @@ from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_storage import beginning_chosen, ownership_answer
 from dagster_checkpoints.execution.start_point import StartPoint
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state import RestorePlan
+from dagster_checkpoints.state import CheckpointMetadata, RestorePlan
 from tests.execution.storage_scripts import pointer
 
 FINISHED = frozenset({TaskId("a", 0)})
 
-PLAN = RestorePlan(5, (), (), (), frozenset(), FINISHED, frozenset(), {})
+PLAN = RestorePlan(CheckpointMetadata("p", 5), finished=FINISHED)
 
 
 @dataclass(frozen=True)

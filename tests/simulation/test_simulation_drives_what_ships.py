@@ -78,8 +78,8 @@ RULES = ("coordination", "execution")
 RESTORES = {
     "rescaled_checkpoint",
     "rescaled_instances",
-    "rescaling",
-    "removed_instances",
+    "merged_channels",
+    "stage_changes",
     "divided_chains",
     "stage_names",
     "inputs",

@@ -251,7 +251,7 @@ def test_the_command_line_takes_a_query_over_and_gives_it_back(lab: Any) -> None
     dry = typed("import", checkpoint, *of_code, "--output", output, "--dry-run")
     assert dry.exit_code == 0, dry.output
     assert f"Would take micro-batch {last - 1}" in dry.stdout and "is planned again" in dry.stdout
-    assert "has no state of 'more'" in dry.stdout and not (there.folder / "store").exists()
+    assert "new: 'more' begins without state." in dry.stdout and not (there.folder / "store").exists()
     taken = typed("import", checkpoint, *of_code, "--output", output, "--json")
     assert taken.exit_code == 0, taken.output
     found = json.loads(taken.stdout)

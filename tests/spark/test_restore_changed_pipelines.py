@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
-from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted
+from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted, StartChosen
 from dagster_checkpoints.spark.query.restored_plans import forgotten_sources
 from dagster_checkpoints.state import (
     ChainMetadata,
@@ -271,6 +271,8 @@ def test_readers_inside_a_chain_divide_its_query_and_its_state(lab: Any) -> None
     Flow(lab).refused(NonRestoredState, flow.with_readers(), "'plain'", "allow_non_restored_state")
     flow.put(range(85, 120))  # 85 to 89 are known: their state is that of another operator number now
     second = lab.start(flow.with_readers(), allow_non_restored_state=True)
+    said = [line.partition(": ")[0] for line in second.wait_for(StartChosen).changes]
+    assert said == ["other inputs", "divided", "left behind", "new"]
     started = second.wait_for(JobStarted)
     assert started.restored_checkpoint is not None
     assert set(started.chains) == {("live",), ("fresh",), ("odd",), ("hours",), ("audit",), ("news",)}

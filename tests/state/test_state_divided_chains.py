@@ -100,7 +100,7 @@ def checkpoint(task: TaskSnapshot, *, reads: dict[str, tuple[str, ...]] | None =
 
 
 def restored(changed: PipelineOf, metadata: CheckpointMetadata, allow: bool = False) -> RestorePlan:
-    return validate_restore(changed, fitted(changed, metadata), allow)
+    return validate_restore(changed, metadata, allow)
 
 
 def paths(task: TaskSnapshot) -> list[str]:
@@ -124,8 +124,8 @@ def test_each_part_gets_its_stages_and_the_state_of_their_operators() -> None:
     assert (plan.chains, plan.new_stages) == ((("a",), ("b", "c"), ("d",)), ("x", "y"))
     assert plan.divided == dict.fromkeys("abd", ("a", "b", "c", "d"))
     assert plan.changes == (
-        "The query of a -> b -> c -> d is divided, with its state, into a and b -> c and d.",
-        "The checkpoint has no state of 'x', 'y', which begin without it.",
+        "divided: the query of a -> b -> c -> d, with its state, into a and b -> c and d.",
+        "new: 'x', 'y' begin without state.",
     )
     first, second, third = (plan.tasks[TaskId(name, 0)] for name in "abd")
     logs = {path: f"sha of {path}" for path in LOGS}
@@ -153,7 +153,10 @@ def test_operators_in_front_of_a_removed_stage_get_its_numbers() -> None:
         restored(shorter, checkpoint(snapshot()))
     plan = restored(shorter, checkpoint(snapshot()), allow=True)
     assert (plan.chains, plan.dropped) == ((("a", "b", "c"),), ("d",))
-    assert plan.changes[1:] == ("The state of 'd' is left behind.",)
+    assert plan.changes == (
+        "divided: the query of a -> b -> c -> d, with its state, into a -> b -> c and d.",
+        "left behind: the state of 'd'.",
+    )
     state = {path: of for path, of in found(plan.tasks[TaskId("a", 0)]).items() if path.startswith("state/")}
     assert state == state_of(2, 0)
 
@@ -337,17 +340,16 @@ def test_a_part_gets_other_instances_in_the_same_restore(ended: bool, fused: boo
     )
     names = tuple(s.name for s in before.stages)
     metadata = CheckpointMetadata("p", 3, tuple(stages), (ChainMetadata(names[0], names, {0: task}),))
-    plan = validate_restore(after, fitted(after, metadata))
+    plan = validate_restore(after, metadata)
     assert plan.finished_chains == ((("old",),) if ended else ())
     assert plan.chains == ((("old",),) if fused and not ended else ()) + (("live",), ("counted",))
-    assert plan.rescaled is not None
     parts = [plan.tasks[TaskId("counted", index)] for index in range(3)]
     assert [item for part in parts for state in part.stages["counted"].operator_states for item in state.items] == list(items)
     assert [part.stages["counted"].transactions for part in parts] == [("transaction",), (), ()]
     for index, part in enumerate(parts):
         assert part.query is not None and part.query.sources == ()
         assert [f.path for f in part.query.files] == ["metadata", "offsets/7", "state/0/0/8.zip"]
-        share = plan.rescaled.shares[TaskId("counted", index)]
+        share = plan.shares[TaskId("counted", index)]
         assert (share.logs, share.key, list(share.queries.values())) == (0, "k", [part.query])
         assert part.watermark == 30
         known = {channel.channel: channel.watermark for channel in part.channels}
@@ -379,7 +381,7 @@ def test_a_part_that_would_get_the_rows_of_other_instances_is_refused() -> None:
     metadata = CheckpointMetadata("p", 3, stages, (ChainMetadata("live", ("live", "plain"), tasks),))
 
     def plan(changed: Pipeline) -> RestorePlan:
-        return validate_restore(changed, fitted(changed, metadata))
+        return validate_restore(changed, metadata)
 
     assert plan(of("ab", seen)).chains == (("live",), ("plain",))
     with pytest.raises(

@@ -146,9 +146,8 @@ def items(tasks: Mapping[int, TaskSnapshot], kind: str) -> list[list[str]]:
 
 
 def committed(plan: RestorePlan) -> list[str]:
-    assert plan.rescaled is not None
     held = [t for task in counted(plan).values() for t in task.stages["counted_"].transactions]
-    return held + [t for gone in plan.rescaled.removed if gone.stage == "counted_" for t in gone.snapshot.transactions]
+    return held + [t for gone in plan.removed if gone.stage == "counted_" for t in gone.snapshot.transactions]
 
 
 @pytest.mark.parametrize("now", [1, 2, 4])
@@ -163,8 +162,7 @@ def test_new_instances_go_on_from_those_that_had_not_ended(states: str, now: int
     assert all(len(of) == 1 for of in items(tasks, "broadcast"))
     assert sorted(committed(plan)) == [f"t counted_{i}" for i, state in enumerate(states) if state != "f"]
     assert {(task.watermark, task.valve_watermark) for task in tasks.values()} == {(100 + running[0], 200 + running[0])}
-    assert plan.rescaled is not None
-    shares = [plan.rescaled.shares[TaskId("counted_", index)] for index in range(now)]
+    shares = [plan.shares[TaskId("counted_", index)] for index in range(now)]
     assert {share.logs for share in shares} == {running[0]} and {old for share in shares for old in share.queries} == set(running)
     assert {task.stages["counted_"].state_plan for task in tasks.values()} == {("count by k",)}
     assert sum(task.stages["counted_"].rows_out for task in tasks.values()) == 10 * len(states.replace("f", ""))
@@ -313,8 +311,7 @@ def test_each_row_in_flight_and_each_key_of_a_running_instance_has_one_owner(dra
         for n in range(number):
             for group in key_groups_of(reader, readers, GROUPS):
                 assert got[f"{sender}-{reader}-{n}", group] == [owner_of(group, now, GROUPS)]
-    assert plan.rescaled is not None
     for old in (i for i, state in enumerate(case.counted) if state == "r"):
         held = key_groups_of(old, readers, GROUPS)
-        owners = [i for i in range(now) if old in plan.rescaled.shares[TaskId("counted_", i)].queries]
+        owners = [i for i in range(now) if old in plan.shares[TaskId("counted_", i)].queries]
         assert owners == sorted({owner_of(group, now, GROUPS) for group in held})

@@ -42,8 +42,9 @@ def pipeline(**parts: object) -> Pipeline:
         def other(live: object) -> None: ...
 
         stages = [live, stage(instances=TWO, sink=object(), name="counts")(lambda live: None), other]
-    if parts.get("without_totals"):
-        stages = [live, stage(instances=TWO, sink=object(), name="counts")(lambda live: None)]
+    if parts.get("without_live"):
+        feed = unbounded_source(instances=TWO, name="feed")(lambda context: None)
+        stages = [feed, stage(instances=TWO, name="counts")(lambda feed: None), totals]
     return Pipeline("flights", stages)
 
 
@@ -124,9 +125,9 @@ CASES: list[tuple[Callable[[], object], str]] = [
         "(uid='clicks' or uid='visits'; new here: 'counts', 'live', 'totals').",
     ),
     (
-        lambda: validate_restore(pipeline(without_totals=True), checkpoint(chained=True), allow_non_restored_state=True),
+        lambda: validate_restore(pipeline(without_live=True), checkpoint(chained=True), allow_non_restored_state=True),
         "In checkpoint 7 of pipeline 'flights' the stages live -> counts -> totals run as one Spark query, whose state "
-        "belongs to all of them; 'totals' is no longer in the pipeline. Put it back, or start without this checkpoint. "
+        "belongs to all of them; 'live' is no longer in the pipeline. Put it back, or start without this checkpoint. "
         "(allow_non_restored_state can only leave whole chains behind, and the last stages of a chain.)",
     ),
     (

@@ -5,8 +5,17 @@ from __future__ import annotations
 import pytest
 
 from dagster_checkpoints.pipeline import Chain, Pipeline, StageInput, TaskId, unbounded_source
-from dagster_checkpoints.state import ChainMetadata, FusedSourceSnapshot, InputMetadata, StageMetadata, TaskSnapshot
-from dagster_checkpoints.state.recording import ended_sources, recorded_chains, recorded_stages, sources_to_end
+from dagster_checkpoints.state import (
+    ChainMetadata,
+    CheckpointMetadata,
+    FusedSourceSnapshot,
+    InputMetadata,
+    StageMetadata,
+    TaskSnapshot,
+)
+from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint
+from dagster_checkpoints.state.recording import ended_sources, recorded_chains, recorded_stages
+from dagster_checkpoints.state.stage_changes import with_ended_sources
 from simulation.shapes import InputSpec, StageSpec, shape_of
 
 SHAPE = shape_of((StageSpec("bounded", 2), StageSpec("map", 2, (InputSpec(0, StageInput()),), sink=True)), chaining=False)
@@ -71,4 +80,7 @@ def test_which_instances_end_again(finished: tuple[int, ...], ending: tuple[str,
     pipeline = Pipeline("p", [unbounded_source(name="s0", instances=list(now), sink=object())(lambda context: None)])
     stage = StageMetadata("s0", 2, ("0", "1"), finished, len(finished) == 2, ending=ending)
     other = StageMetadata("removed", 1, ("0",), ending=("0",))
-    assert sources_to_end(pipeline, (other, stage)) == {("s0", name) for name in ends}
+    restored = with_ended_sources(FittedCheckpoint(pipeline, CheckpointMetadata("p", 1, (other, stage))))
+    assert (restored.ending if restored is not None else frozenset()) == {("s0", name) for name in ends}
+    said = "; ".join(f"{name!r} of 's0' reads what is there, and ends" for name in ends)
+    assert (restored.changes if restored is not None else ()) == ((f"ended by a request: {said}.",) if ends else ())

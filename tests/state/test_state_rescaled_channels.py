@@ -29,10 +29,11 @@ from dagster_checkpoints.state import (
     one_after_the_other,
     owner_of,
     recorded_inputs,
-    rescale,
 )
-from dagster_checkpoints.state.merged_channels import MergedEventTime, OldChannel
+from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint
+from dagster_checkpoints.state.merged_channels import MergedEventTime, OldChannel, least_watermark
 from dagster_checkpoints.state.metadata import ChannelEnd
+from dagster_checkpoints.state.rescaled_checkpoint import with_instances
 
 SINK: Any = object()
 GROUPS = 128
@@ -98,7 +99,7 @@ def test_each_row_in_flight_reaches_the_one_owner_of_its_key_group_in_time(
     drawn: tuple[Pipeline, Pipeline, CheckpointMetadata],
 ) -> None:
     before, now, metadata = drawn
-    rescaled = rescale(now, metadata).metadata
+    rescaled = with_instances(FittedCheckpoint(now, metadata)).metadata
     readers, others = before.stages[1].parallelism, now.stages[1].parallelism
     by_key = now.stages[1].inputs["live"].key is not None
     got: dict[tuple[str, int], list[int]] = {}
@@ -200,7 +201,7 @@ def table_channels(saved: list[ChannelSnapshot], readers: int) -> list[ChannelSn
     chains = tuple(ChainMetadata(name, (name,), {0: TaskSnapshot({name: none})}) for name in ("live", "names"))
     tasks = {i: TaskSnapshot({"counted": none}, channels=(channel,)) for i, channel in enumerate(saved)}
     metadata = CheckpointMetadata("p", 3, stages, (*chains, ChainMetadata("counted", ("counted",), tasks)))
-    rescaled = rescale(with_a_table(readers), metadata).metadata.chains[2].tasks
+    rescaled = with_instances(FittedCheckpoint(with_a_table(readers), metadata)).metadata.chains[2].tasks
     return [next((c for c in rescaled[i].channels if c.channel.startswith("names")), None) for i in range(readers)]
 
 
@@ -220,3 +221,12 @@ def test_a_static_input_without_rows_in_flight_has_ended_where_the_instance_that
 ) -> None:
     saved = [ChannelSnapshot(f"names[0]->counted[{i}]", 0, ended=end) for i, end in enumerate(ended)]
     assert [channel and channel.ended for channel in table_channels(saved, 3)] == [known] * 3
+
+
+def test_a_rescaled_job_begins_with_the_earliest_watermark() -> None:
+    assert least_watermark([30, 10, 20]) == 10
+    assert least_watermark([5, 0]) == 0
+    assert least_watermark([30, None, 20]) is None, "one had none: any row may still come"
+    assert least_watermark([None]) is None
+    assert least_watermark([]) is None
+    assert least_watermark(ms for ms in (4, 3)) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,6 @@ from dagster_checkpoints.state import (
     OperatorState,
     ParallelismTooHigh,
     QuerySnapshot,
-    RescaledCheckpoint,
     Segment,
     StageInstanceSnapshot,
     StageMetadata,
@@ -27,9 +27,10 @@ from dagster_checkpoints.state import (
     decode,
     encode,
     recorded_inputs,
-    rescale,
     validate_restore,
 )
+from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint
+from dagster_checkpoints.state.rescaled_checkpoint import with_instances
 
 SINK: Any = object()
 
@@ -87,7 +88,7 @@ def checkpoint(
     return metadata
 
 
-def tasks(rescaled: RescaledCheckpoint, stage: str) -> dict[int, TaskSnapshot]:
+def tasks(rescaled: FittedCheckpoint, stage: str) -> dict[int, TaskSnapshot]:
     return next(chain.tasks for chain in rescaled.metadata.chains if chain.name == stage)
 
 
@@ -97,11 +98,12 @@ def items(task: TaskSnapshot, stage: str, kind: str) -> list[str]:
 
 def test_the_same_instances_keep_everything() -> None:
     metadata = checkpoint(pipeline())
-    assert rescale(pipeline(), metadata) == RescaledCheckpoint(metadata)
+    same = FittedCheckpoint(pipeline(), metadata)
+    assert with_instances(same) == dataclasses.replace(same, taken=metadata)
 
 
 def test_feeds_keep_what_belongs_to_their_names_and_sinks_what_belongs_to_their_numbers() -> None:
-    rescaled = rescale(pipeline("dca"), checkpoint(pipeline(), finished=(1,)))
+    rescaled = with_instances(FittedCheckpoint(pipeline("dca"), checkpoint(pipeline(), finished=(1,))))
     live = tasks(rescaled, "live")
     assert {i: task.query and task.query.sources for i, task in live.items()} == {0: None, 1: ("c",), 2: ("a",)}
     assert [items(live[i], "live", "list") for i in range(3)] == [[], ["c"], ["a"]]
@@ -119,14 +121,13 @@ def test_feeds_keep_what_belongs_to_their_names_and_sinks_what_belongs_to_their_
 def test_a_feed_that_has_finished_stays_finished_under_its_new_number() -> None:
     plan = validate_restore(pipeline("xcb"), checkpoint(pipeline(), finished=(0, 1)))
     assert plan.finished == {TaskId("live", 2)} and TaskId("live", 1) in plan.tasks
-    assert plan.rescaled is not None
-    gone = [(gone.stage, gone.index, gone.name, gone.snapshot.transactions) for gone in plan.rescaled.removed]
+    gone = [(gone.stage, gone.index, gone.name, gone.snapshot.transactions) for gone in plan.removed]
     assert gone == [("live", 2, "c", ("transaction c",))], "no task commits what number 2 has pre-committed"
 
 
 @pytest.mark.parametrize(("before", "now"), [("pq", "pqrs"), ("pqrs", "pq"), ("p", "pqr"), ("pqr", "p"), ("pq", "pqr")])
 def test_each_key_group_has_one_owner_and_each_item_one_place(before: str, now: str) -> None:
-    rescaled = rescale(pipeline(keyed=now), checkpoint(pipeline(keyed=before)))
+    rescaled = with_instances(FittedCheckpoint(pipeline(keyed=now), checkpoint(pipeline(keyed=before))))
     counted, shares = tasks(rescaled, "counted"), [rescaled.shares[TaskId("counted", i)] for i in range(len(now))]
     assert [group for share in shares for group in share.groups] == list(range(128))
     for share in shares:
@@ -144,13 +145,13 @@ def test_each_key_group_has_one_owner_and_each_item_one_place(before: str, now: 
     assert committed == [f"transaction {name}" for name in before]
     of_counted = rescaled.metadata.stages[1]
     assert (of_counted.max_parallelism, of_counted.most_instances) == (128, len(before) if len(before) > len(now) else 0)
-    back = rescale(pipeline(keyed=before), rescaled.metadata)
+    back = with_instances(FittedCheckpoint(pipeline(keyed=before), rescaled.metadata))
     assert [gone.index for gone in back.removed] == list(range(len(before), len(now))), "sinks of a later checkpoint"
     assert back.metadata.stages[1].max_parallelism == 128
 
 
 def test_the_sinks_of_all_instances_that_there_ever_were_are_settled() -> None:
-    rescaled = rescale(pipeline(), checkpoint(pipeline(), most_instances=4))
+    rescaled = with_instances(FittedCheckpoint(pipeline(), checkpoint(pipeline(), most_instances=4)))
     assert [(gone.stage, gone.index, gone.snapshot.transactions) for gone in rescaled.removed] == [
         ("counted", 2, ()),
         ("counted", 3, ()),
@@ -196,7 +197,7 @@ def checkpoint_of_joining(static: tuple[StaticTableSnapshot, ...] | None) -> Che
 
 
 def test_a_new_instance_begins_with_the_static_inputs_of_the_others() -> None:
-    joined = tasks(rescale(joining("bca"), checkpoint_of_joining((TABLE,))), "joined")
+    joined = tasks(with_instances(FittedCheckpoint(joining("bca"), checkpoint_of_joining((TABLE,)))), "joined")
     assert [joined[index].query is None for index in range(3)] == [False, True, False]
     assert [joined[index].static for index in range(3)] == [(TABLE,)] * 3
     assert [{c.ended for c in joined[index].channels if c.channel.startswith("names")} for index in range(3)] == [{"drain"}] * 3
@@ -235,13 +236,13 @@ def test_a_new_instance_of_a_static_input_whose_reader_has_ended_is_refused() ->
 def test_a_stage_without_state_in_spark_begins_a_new_query() -> None:
     plain = {i: snapshot("counted", "x", own=StageInstanceSnapshot(state_plan=())) for i in range(2)}
     metadata = checkpoint(pipeline(edge="all_to_all"), readers=plain)
-    rescaled = rescale(pipeline(keyed="pqr", edge="all_to_all"), metadata)
+    rescaled = with_instances(FittedCheckpoint(pipeline(keyed="pqr", edge="all_to_all"), metadata))
     assert [task.query for task in tasks(rescaled, "counted").values()] == [None] * 3 and not rescaled.shares
 
 
 def test_one_instance_may_become_several_with_a_key() -> None:
     plan = validate_restore(pipeline(keyed="pq"), checkpoint(pipeline(keyed="p", edge="all_to_all")))
-    assert plan.rescaled is not None and {share.key for share in plan.rescaled.shares.values()} == {"k"}
+    assert {share.key for share in plan.shares.values()} == {"k"}
 
 
 UNRECORDED = {i: snapshot("counted", "x", own=StageInstanceSnapshot()) for i in range(2)}
@@ -273,6 +274,6 @@ def test_an_instance_that_waits_behind_its_end_of_data_knows_the_ends_of_its_cha
     metadata = checkpoint(pipeline("ab", "ab", edge="pointwise"), readers=readers)
     live = {**metadata.chains[0].tasks, 0: replace(metadata.chains[0].tasks[0], end_of_data="drain")}
     metadata = replace(metadata, chains=(replace(metadata.chains[0], tasks=live), metadata.chains[1]))
-    counted = tasks(rescale(pipeline("ba", "ba", edge="pointwise"), metadata), "counted")
+    counted = tasks(with_instances(FittedCheckpoint(pipeline("ba", "ba", edge="pointwise"), metadata)), "counted")
     assert counted[1].channels == (ChannelSnapshot("live[1]->counted[1]", 0, 900, ended="drain"),)
     assert [(c.channel, c.watermark, c.ended) for c in counted[0].channels] == [("live[0]->counted[0]", 70, "none")]

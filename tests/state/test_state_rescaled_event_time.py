@@ -22,9 +22,10 @@ from dagster_checkpoints.state import (
     decode,
     encode,
     recorded_inputs,
-    rescale,
     validate_restore,
 )
+from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint
+from dagster_checkpoints.state.rescaled_checkpoint import with_instances
 
 SINK: Any = object()
 BY_KEY = StageInput(key="k")
@@ -108,7 +109,9 @@ def test_an_instance_that_is_ahead_of_the_rows_that_it_would_get_is_refused(
 
 @pytest.mark.parametrize("time", [None, 400])
 def test_instances_that_are_as_far_as_each_other_go_on(time: int | None) -> None:
-    rescaled = rescale(pipeline("x"), checkpoint(pipeline("abc"), (time, time, time), "counted")).metadata
+    rescaled = with_instances(
+        FittedCheckpoint(pipeline("x"), checkpoint(pipeline("abc"), (time, time, time), "counted"))
+    ).metadata
     assert [t.valve_watermark for t in tasks_of(rescaled, "merged")] == [time]
     assert [t.valve_watermark for t in tasks_of(rescaled, "passed")] == [time] * 3
     assert [t.valve_watermark for t in tasks_of(rescaled, "counted")] == [1] * 3, "what was emitted is not emitted again"

@@ -100,8 +100,7 @@ def test_the_splits_that_are_not_finished_are_assigned_again_in_their_order(inst
     parts = [plan.tasks[task].stages["days"] for task in reading]
     assert sorted(item for part in parts for state in part.operator_states for item in state.items) == [b"3", b"4"]
     assert sum(part.rows_out for part in parts) == 20
-    assert plan.rescaled is not None
-    committed = [t for part in [*parts, *(gone.snapshot for gone in plan.rescaled.removed)] for t in part.transactions]
+    committed = [t for part in [*parts, *(gone.snapshot for gone in plan.removed)] for t in part.transactions]
     assert sorted(committed) == ["transaction 3", "transaction 4"]
 
 

@@ -44,7 +44,6 @@ from dagster_checkpoints.state import (
     TaskSnapshot,
     UnfinishedPredecessor,
     check_union_states,
-    fitted,
     validate_restore,
 )
 
@@ -470,10 +469,6 @@ def test_the_order_of_inputs_does_not_matter() -> None:
 # The layout of chains
 
 
-def restored(pipeline: PipelineOf | Pipeline, metadata: CheckpointMetadata) -> RestorePlan:
-    return validate_restore(pipeline, fitted(pipeline, metadata))
-
-
 def chained(*edges: tuple[str, str]) -> tuple[PipelineOf, CheckpointMetadata]:
     """A checkpoint of the chain a -> b -> c, and a pipeline of these stages with the edges given."""
     names = ("a", "b", "c")
@@ -520,7 +515,7 @@ def test_a_task_runs_on_after_one_of_its_fused_sources_has_finished() -> None:
 )
 def test_a_chain_with_fused_sources_that_reads_others_is_not_divided(edges: tuple[tuple[str, str], ...], words: str) -> None:
     with pytest.raises(ChainLayoutChanged, match=re.escape(words)):
-        restored(*fused(*edges))
+        validate_restore(*fused(*edges))
 
 
 def test_the_recorded_layout_is_used_again() -> None:
@@ -537,7 +532,7 @@ def test_the_recorded_layout_is_used_again() -> None:
 )
 def test_a_chain_that_cannot_be_built_again(edges: tuple[tuple[str, str], ...], words: str) -> None:
     with pytest.raises(ChainLayoutChanged, match="a -> b -> c") as error:
-        restored(*chained(*edges))
+        validate_restore(*chained(*edges))
     assert words in str(error.value)
 
 
@@ -547,7 +542,7 @@ def test_a_stage_that_read_others_does_not_divide_a_chain() -> None:
     stages = (*metadata.stages, StageMetadata("d", 1, ("0",)))
     chains = (*metadata.chains, ChainMetadata("d", ("d",), {0: TaskSnapshot()}))
     with pytest.raises(ChainLayoutChanged) as error:
-        restored(pipeline, CheckpointMetadata("p", 3, stages=stages, chains=chains))
+        validate_restore(pipeline, CheckpointMetadata("p", 3, stages=stages, chains=chains))
     assert str(error.value) == (
         "In checkpoint 3 of pipeline 'p' the stages a -> b -> c run as one Spark query; now 'd' reads 'b', whose rows do not "
         "leave that query. The query's state cannot be divided for that: a stage would read other rows. Take the change back, or "
@@ -571,7 +566,7 @@ def test_a_sink_inside_a_chain_divides_it() -> None:
     @stage(sink=object())
     def c(b: object) -> None: ...
 
-    plan = restored(Pipeline("p", [a, b, c]), chained()[1])
+    plan = validate_restore(Pipeline("p", [a, b, c]), chained()[1])
     assert (plan.chains, plan.divided) == ((("a",), ("b", "c")), dict.fromkeys("ab", ("a", "b", "c")))
 
 
@@ -586,7 +581,7 @@ def test_stages_that_could_share_a_query_keep_theirs() -> None:
     chains = tuple(ChainMetadata(name, (name,), {0: TaskSnapshot()}) for name in "ab")
     pipeline = Pipeline("p", [a, b])
     assert build_chains(pipeline)[0].stages == ("a", "b")
-    assert restored(pipeline, CheckpointMetadata("p", 3, stages=stages, chains=chains)).chains == (("a",), ("b",))
+    assert validate_restore(pipeline, CheckpointMetadata("p", 3, stages=stages, chains=chains)).chains == (("a",), ("b",))
 
 
 def test_a_finished_chain_with_a_sink_inside_does_not_run_as_one() -> None:
@@ -599,9 +594,8 @@ def test_a_finished_chain_with_a_sink_inside_does_not_run_as_one() -> None:
     @stage(sink=object())
     def c(b: object) -> None: ...
 
-    pipeline, (_, metadata) = Pipeline("p", [a, b, c]), finished_chain(("a", "b"), ("b", "c"))
-    assert restored(pipeline, metadata).finished_chains == (("a",), ("b", "c"))
-    assert validate_restore(pipeline, metadata).finished_chains == (("a",), ("b",), ("c",))
+    plan = validate_restore(Pipeline("p", [a, b, c]), finished_chain(("a", "b"), ("b", "c"))[1])
+    assert (plan.finished_chains, plan.changes) == ((("a",), ("b", "c")), ()), "it has no state"
 
 
 @pytest.mark.parametrize("waiting", [(), ("rows of checkpoint 3",)])
@@ -618,9 +612,9 @@ def test_a_sink_that_is_removed(waiting: tuple[str, ...]) -> None:
     metadata, pipeline = CheckpointMetadata("p", 3, stages=stages, chains=chains), Pipeline("p", [a, b])
     if waiting:
         with pytest.raises(SinkRemoved, match=r"Stage 'a' has no sink\. In checkpoint 3 of pipeline 'p' it has one"):
-            restored(pipeline, metadata)
+            validate_restore(pipeline, metadata)
     else:
-        assert restored(pipeline, metadata).chains == (("a",), ("b",))
+        assert validate_restore(pipeline, metadata).chains == (("a",), ("b",))
     assert validate_restore(pipeline, metadata, allow_non_restored_state=True).chains == (("a",), ("b",))
 
 

@@ -24,7 +24,6 @@ from dagster_checkpoints.state import (
     validate_restore,
     with_uids,
 )
-from dagster_checkpoints.state.stage_names import with_names
 
 
 @dataclass(frozen=True)
@@ -67,18 +66,18 @@ RENAMED = PipelineOf(tuple(StageOf(name, uid) for uid, name in NEW.items()))
 
 def test_every_field_that_names_a_stage_is_translated() -> None:
     assert with_uids(metadata(**NEW), RENAMED) == metadata()
-    assert with_names(decode(encode(metadata()), "x"), RENAMED) == metadata(**NEW)
+    assert fitted(RENAMED, decode(encode(metadata()), "x")) == metadata(**NEW)
 
 
 def test_names_that_are_uids_cost_nothing() -> None:
     stored, plain = metadata(), PipelineOf(tuple(StageOf(name, name) for name in "abcd"))
-    assert with_uids(stored, plain) is stored is with_names(stored, plain)
+    assert with_uids(stored, plain) is stored is fitted(plain, stored)
 
 
 def test_two_stages_swap_their_names() -> None:
     swapped = {"a": "d", "b": "b", "c": "c", "d": "a"}
     pipeline = PipelineOf(tuple(StageOf(name, uid) for uid, name in swapped.items()))
-    assert with_names(metadata(), pipeline) == metadata(**swapped)
+    assert fitted(pipeline, metadata()) == metadata(**swapped)
     assert with_uids(metadata(**swapped), pipeline) == metadata()
 
 
@@ -98,9 +97,9 @@ def test_a_new_stage_under_the_name_of_a_removed_one_does_not_get_its_state() ->
     def pipeline(**options: str) -> Pipeline:
         return Pipeline("p", [Plain("a", kind=StageKind.UNBOUNDED_SOURCE, sink=Sink(), **options)])  # type: ignore[arg-type]
 
-    assert validate_restore(pipeline(), fitted(pipeline(), stored)).new_stages == ()
+    assert validate_restore(pipeline(), stored).new_stages == ()
     other = pipeline(uid="a2")
     with pytest.raises(NonRestoredState, match="holds state of 'uid a'"):
-        validate_restore(other, fitted(other, stored))
-    plan = validate_restore(other, fitted(other, stored), allow_non_restored_state=True)
+        validate_restore(other, stored)
+    plan = validate_restore(other, stored, allow_non_restored_state=True)
     assert (plan.new_stages, plan.tasks, plan.dropped) == (("a",), {}, ("uid a",))

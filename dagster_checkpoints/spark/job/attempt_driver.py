@@ -5,8 +5,6 @@ It must not know when to do so: `execution.job_machine` decides that.
 
 from __future__ import annotations
 
-import logging
-import queue
 import time
 from collections.abc import Callable, Collection, Set
 from concurrent.futures import Executor
@@ -18,23 +16,19 @@ from dagster_checkpoints.execution.job_events import JobMachineEvent
 from dagster_checkpoints.execution.job_requests import SourceInstance
 from dagster_checkpoints.execution.messages import TaskMessage
 from dagster_checkpoints.execution.split_enumerators import enumerator_starts
-from dagster_checkpoints.execution.trace import Recorder
-from dagster_checkpoints.pipeline import Pipeline, StageKind, TaskId
+from dagster_checkpoints.pipeline import StageKind, TaskId
 from dagster_checkpoints.sinks import SinkError
 from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.job.attempts import Attempts
 from dagster_checkpoints.spark.job.deployment import Deployment
-from dagster_checkpoints.spark.job.events import JobEvent
-from dagster_checkpoints.spark.job.job_messages import Item, failure_of
-from dagster_checkpoints.spark.job.job_options import JobOptions
-from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
+from dagster_checkpoints.spark.job.job_messages import failure_of
+from dagster_checkpoints.spark.job.runtime import Runtime
 from dagster_checkpoints.spark.job.spark_start import prove_work_directory, start_spark
 from dagster_checkpoints.spark.job.split_discovery import SplitDiscovery
 from dagster_checkpoints.spark.session.spark_session import check_session
-from dagster_checkpoints.spark.session.work_directory import WorkDirectory
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.spark.tasks.task import Task
-from dagster_checkpoints.storage import CheckpointStorage, CorruptStateFile, MissingStateFile, StorageUnavailable
+from dagster_checkpoints.storage import CorruptStateFile, MissingStateFile, StorageUnavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,53 +40,21 @@ class AttemptDriver:
     """Performs the actions that concern the tasks of a job.
 
     Args:
-        pipeline: The pipeline that runs.
-        storage: The storage of its checkpoints; this run owns the pipeline.
-        options: The settings of the execution.
+        runtime: The values of the run.
         session: Creates or joins the Spark session; called once.
-        savepoints: The directories of the savepoints in progress.
-        work: The work directory.
-        items: The queue of the job's loop, which receives the reports of tasks and uploads.
         uploads: The threads that store snapshots.
-        check_canceled: Raises if the job was cancelled.
-        on_event: Receives the events of Spark's start.
-        recorder: Writes the run's trace; None for no trace.
-        log: The logger of the stages' `context.log`.
 
     Attributes:
         deployment: The current attempt's tasks; None before the first attempt.
         seconds: The time that building these tasks took, with the start of Spark.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        storage: CheckpointStorage,
-        options: JobOptions,
-        session: Callable[[], SparkSession],
-        savepoints: SavepointsInProgress,
-        work: WorkDirectory,
-        items: queue.SimpleQueue[Item],
-        uploads: Executor,
-        check_canceled: Callable[[], None],
-        on_event: Callable[[JobEvent], None],
-        recorder: Recorder | None,
-        log: logging.Logger,
-    ) -> None:
+    def __init__(self, runtime: Runtime, session: Callable[[], SparkSession], uploads: Executor) -> None:
         self.deployment: Deployment | None = None
         self.seconds = 0.0
-        self._pipeline = pipeline
-        self._storage = storage
-        self._options = options
+        self._runtime = runtime
         self._session = session
-        self._savepoints = savepoints
-        self._work = work
-        self._items = items
         self._uploads = uploads
-        self._check_canceled = check_canceled
-        self._on_event = on_event
-        self._recorder = recorder
-        self._log = log
         self._spark: SparkSession | None = None
         self._attempts: Attempts | None = None
         self._discovery: SplitDiscovery | None = None
@@ -110,35 +72,14 @@ class AttemptDriver:
             DagsterCheckpointsError: Spark cannot run the job.
             Exception: The error that `check_canceled` raises.
         """
-        ownership = self._storage.ownership
-        assert ownership is not None
-        self._spark = spark = start_spark(self._session, self._on_event)
+        runtime = self._runtime
+        self._spark = spark = start_spark(self._session, runtime.on_event)
         check_session(spark)
-        self._work.open(spark)
-        self._work.clear(ownership.epoch, own=False)
-        prove_work_directory(
-            spark,
-            self._work,
-            self._storage.store,
-            ownership.epoch,
-            named=self._options.work_directory_named,
-            check_canceled=self._check_canceled,
-            log=self._log,
-        )
-        self._discovery = SplitDiscovery(self._pipeline, spark, self._options.assets, self._log, self._items.put)
-        self._attempts = Attempts(
-            self._pipeline,
-            spark,
-            self._storage,
-            self._options,
-            self._savepoints,
-            self._work,
-            self._items,
-            self._uploads,
-            self._check_canceled,
-            self._recorder,
-            self._log,
-        )
+        runtime.work.open(spark)
+        runtime.work.clear(runtime.ownership.epoch, own=False)
+        prove_work_directory(spark, runtime)
+        self._discovery = SplitDiscovery(runtime.pipeline, spark, runtime.options.assets, runtime.log, runtime.items.put)
+        self._attempts = Attempts(runtime, spark, self._uploads)
 
     @property
     def is_prepared(self) -> bool:
@@ -172,7 +113,7 @@ class AttemptDriver:
         self.deployment, self.seconds = deployment, time.monotonic() - began
         known = restored.plan.enumerators if restored is not None else {}
         held = {task.id: task.machine.splits.held for task in self._tasks_of(action.vertices) if task.machine.splits is not None}
-        enumerators = enumerator_starts(self._pipeline, deployment.finished, known, held)
+        enumerators = enumerator_starts(self._runtime.pipeline, deployment.finished, known, held)
         return on.Deployed(deployment.graph, deployment.finished, self._sources(deployment), enumerators)
 
     def _tasks_of(self, vertices: Set[str] | None) -> list[Task]:
@@ -186,7 +127,7 @@ class AttemptDriver:
             SourceInstance(
                 stage.name, instance, TaskId(chain_of[stage.name].name, index), bounded=stage.kind is StageKind.BOUNDED_SOURCE
             )
-            for stage in self._pipeline.stages
+            for stage in self._runtime.pipeline.stages
             if stage.kind.is_source
             for index, instance in enumerate(stage.instances)
         )
@@ -238,7 +179,9 @@ class AttemptDriver:
         deadline = time.monotonic() + CANCEL_SECONDS
         for task in tasks:
             if not task.join(max(0.1, deadline - time.monotonic())):
-                self._log.warning("Task %s did not stop within %.0f s; it cannot commit any more.", task.id, CANCEL_SECONDS)
+                self._runtime.log.warning(
+                    "Task %s did not stop within %.0f s; it cannot commit any more.", task.id, CANCEL_SECONDS
+                )
         for task in tasks:
             for channel in task.output.channels:
                 channel.close()

@@ -18,6 +18,7 @@ from dagster_checkpoints.pipeline import Chain, EdgePattern, FunctionStage, Pipe
 from dagster_checkpoints.spark.channels.channel_wiring import Wiring
 from dagster_checkpoints.spark.errors import RestoredSchemaError
 from dagster_checkpoints.spark.files.work_path import WorkPath
+from dagster_checkpoints.spark.job.attempt_settings import AttemptSettings
 from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources
 from dagster_checkpoints.spark.query.column_types import not_written
@@ -62,8 +63,7 @@ class AttemptPlans:
         warned: The warnings of this run that were logged already.
         wiring: The channels of the attempt.
         restored: The checkpoint whose state the plans have to fit; None for a new start.
-        attempt: The attempt's number over all runs; the watermark sources emit again when it changes.
-        allow_changed_plan: Whether restored state may continue under another plan.
+        settings: The attempt's number over all runs, at a change of which the watermark sources emit again, and its options.
 
     Attributes:
         schemas: The output schema of the last stage of each chain whose plan is known.
@@ -78,9 +78,7 @@ class AttemptPlans:
         warned: set[str],
         wiring: Wiring,
         restored: Restored | None,
-        *,
-        attempt: int,
-        allow_changed_plan: bool,
+        settings: AttemptSettings,
     ) -> None:
         self.schemas: dict[str, StructType] = {}
         self._own_watermarks: set[str] = set()
@@ -92,8 +90,8 @@ class AttemptPlans:
         self._warned = warned  # each warning is logged once in a run, also if plans are built again
         self._wiring = wiring
         self._restored = restored
-        self._attempt = attempt
-        self._allow_changed_plan = allow_changed_plan
+        self._attempt = settings.number
+        self._allow_changed_plan = settings.options.allow_changed_plan
 
     def checked(
         self, chain: Chain, index: int, inputs: Sequence[TaskInput], instances: Sequence[StageInstance]

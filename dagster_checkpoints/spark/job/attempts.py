@@ -6,24 +6,18 @@ restarts, the tasks of the others go on in the directory of their attempt. It mu
 
 from __future__ import annotations
 
-import logging
-import queue
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 from dagster_checkpoints.coordination import CheckpointBarrier
 from dagster_checkpoints.execution.job_actions import Deploy
 from dagster_checkpoints.execution.job_events import TaskFailure, TaskReport
-from dagster_checkpoints.execution.trace import Recorder
-from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.job.attempt_settings import AttemptSettings
 from dagster_checkpoints.spark.job.deployer import Deployer
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.job_messages import Item, StartProgressItem, failure_of
-from dagster_checkpoints.spark.job.job_options import JobOptions
-from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
-from dagster_checkpoints.spark.session.work_directory import WorkDirectory
+from dagster_checkpoints.spark.job.runtime import Runtime
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.spark.snapshots.uploads import SnapshotUploader
 from dagster_checkpoints.spark.tasks.messages import (
@@ -35,7 +29,7 @@ from dagster_checkpoints.spark.tasks.messages import (
     TaskReported,
     TaskWaiting,
 )
-from dagster_checkpoints.storage import CheckpointStorage, StateSource, StoredFile
+from dagster_checkpoints.storage import StateSource, StoredFile
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,43 +41,16 @@ class Attempts:
     """Deploys a run's attempts.
 
     Args:
-        pipeline: The pipeline that runs.
+        runtime: The values of the run.
         spark: The session of the job.
-        storage: The storage of its checkpoints; this run owns the pipeline.
-        options: The settings of the execution.
-        savepoints: The directories of the savepoints in progress.
-        work: The work directory.
-        items: The queue of the job's loop, which receives the reports of tasks and uploads.
         uploads: The threads that store snapshots.
-        check_canceled: Raises if the job was cancelled; called between two tasks.
-        recorder: Writes the run's trace; None for no trace.
-        log: The logger of the stages' `context.log`.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        spark: SparkSession,
-        storage: CheckpointStorage,
-        options: JobOptions,
-        savepoints: SavepointsInProgress,
-        work: WorkDirectory,
-        items: queue.SimpleQueue[Item],
-        uploads: Executor,
-        check_canceled: Callable[[], None],
-        recorder: Recorder | None,
-        log: logging.Logger,
-    ) -> None:
-        assert storage.ownership is not None
-        self._storage = storage
-        self._options = options
-        self._savepoints = savepoints
-        self._work = work
-        self._items = items
+    def __init__(self, runtime: Runtime, spark: SparkSession, uploads: Executor) -> None:
+        self._runtime = runtime
         self._uploads = uploads
-        self._epoch = storage.ownership.epoch
-        self._recorder = recorder
-        self._deployer = Deployer(pipeline, spark, storage, log, check_canceled)
+        self._epoch = runtime.ownership.epoch
+        self._deployer = Deployer(runtime.pipeline, spark, runtime.storage, runtime.log, runtime.check_canceled)
         self._attempt_of: dict[str, int] = {}
         """By chain, the attempt in whose work directory its tasks run."""
 
@@ -101,46 +68,37 @@ class Attempts:
         """
 
         def report(event: TaskReported) -> None:
-            self._items.put(_as_item(action.attempt, event))
+            self._runtime.items.put(_as_item(action.attempt, event))
 
         uploader = SnapshotUploader(self._upload, self._uploads, report)
         deployment = self._deployer.deploy(self._settings(action, restored, job_id), restored, uploader, report)
         built = [chain.name for chain in deployment.chains if action.vertices is None or chain.name in action.vertices]
         self._attempt_of.update(dict.fromkeys(built, action.attempt))
         if restored is not None and restored.savepoint is None:
-            self._storage.known(restored.location, restored.metadata.files())  # the deployment has verified them
+            self._runtime.storage.known(restored.location, restored.metadata.files())  # the deployment has verified them
         return deployment
 
     def _settings(self, action: Deploy, restored: Restored | None, job_id: int) -> AttemptSettings:
-        attempt, vertices = action.attempt, action.vertices
+        attempt, vertices, ownership = action.attempt, action.vertices, self._runtime.ownership
         go_on = [] if vertices is None else [at for chain, at in self._attempt_of.items() if chain not in vertices]
-        ownership = self._storage.ownership
-        assert ownership is not None
         restored_id = restored.plan.checkpoint_id if restored is not None else 0
         return AttemptSettings(
-            folder=self._work.create(self._epoch, attempt, go_on),
+            folder=self._runtime.work.create(self._epoch, attempt, go_on),
             number=self._epoch * _PER_RUN + attempt,
             token=f"e{self._epoch}a{attempt}",
             job_id=job_id,
-            max_queued_bytes=self._options.max_queued_bytes,
-            batch_seconds=self._options.batch_seconds,
+            options=self._runtime.options,
             take_back_after=restored_id if restored is not None and ownership.has_later(restored_id) else None,
             next_checkpoint_id=ownership.steps.first_id_after(restored_id),
             ended_sources=action.ended_sources,
             vertices=vertices,
-            allow_changed_plan=self._options.allow_changed_plan,
-            repartition_state=self._options.repartition_state,
-            recorder=self._recorder,
-            assets=self._options.assets,
-            checkpoints=self._options.checkpoints,
-            sample_rows=self._options.sample_rows,
-            burst=self._options.burst,
+            recorder=self._runtime.recorder,
         )
 
     def _upload(self, barrier: CheckpointBarrier, files: Mapping[str, StateSource]) -> Mapping[str, StoredFile]:
         if barrier.properties.is_savepoint:
-            return self._savepoints.directory(barrier.checkpoint_id, barrier.properties).upload_files(files)
-        return self._storage.upload_files(barrier.checkpoint_id, files)
+            return self._runtime.savepoints.directory(barrier.checkpoint_id, barrier.properties).upload_files(files)
+        return self._runtime.storage.upload_files(barrier.checkpoint_id, files)
 
 
 def _as_item(attempt: int, event: TaskReported) -> Item:

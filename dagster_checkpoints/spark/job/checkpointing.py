@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -30,9 +30,9 @@ from dagster_checkpoints.execution.checkpoint_writing import (
     write_checkpoint,
 )
 from dagster_checkpoints.execution.storage_steps import drive
-from dagster_checkpoints.pipeline import Pipeline, TaskId, total_rows
+from dagster_checkpoints.pipeline import TaskId, total_rows
 from dagster_checkpoints.spark.job.deployment import Deployment
-from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
+from dagster_checkpoints.spark.job.runtime import Runtime
 from dagster_checkpoints.state import (
     CheckpointMetadata,
     TaskSnapshot,
@@ -45,7 +45,6 @@ from dagster_checkpoints.state import (
     task_files,
     with_uids,
 )
-from dagster_checkpoints.storage import CheckpointStorage
 
 Outcome = MetadataWritten | MetadataWriteFailed | MetadataOutcomeUnknown
 
@@ -54,35 +53,15 @@ class CheckpointWriter:
     """Writes the checkpoints of one job.
 
     Args:
-        pipeline: The pipeline that runs.
-        storage: The storage of its checkpoints; this run owns the pipeline.
-        savepoints: The directories of the savepoints in progress.
+        runtime: The values of the run.
         job_id: The job's id.
-        run_id: Id of the run, for display.
         spark_version: Spark's version, for display.
-        wall: Wall-clock seconds since 1970, for times that are displayed.
-        monotonic: Monotonic seconds.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        storage: CheckpointStorage,
-        savepoints: SavepointsInProgress,
-        job_id: int,
-        run_id: str,
-        spark_version: str,
-        wall: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._pipeline = pipeline
-        self._storage = storage
-        self._savepoints = savepoints
+    def __init__(self, runtime: Runtime, job_id: int, spark_version: str) -> None:
+        self._runtime = runtime
         self.job_id = job_id
-        self._run_id = run_id
         self._spark_version = spark_version
-        self._wall = wall
-        self._monotonic = monotonic
         self._deployment: Deployment | None = None
 
     def deployed(self, deployment: Deployment) -> None:
@@ -94,8 +73,7 @@ class CheckpointWriter:
 
         A savepoint that does not stop the job is complete with its metadata: no restart begins from it.
         """
-        ownership = self._storage.ownership
-        assert ownership is not None
+        ownership = self._runtime.ownership
         built: list[CheckpointMetadata] = []
 
         def perform(request: object) -> object:
@@ -106,7 +84,7 @@ class CheckpointWriter:
                 case ReserveId(checkpoint_id):
                     ownership.reserve(checkpoint_id)
                 case StoreMetadata(checkpoint_id):
-                    return self._storage.write_metadata(checkpoint_id, ownership.epoch, self._encoded(built[0]))
+                    return self._runtime.storage.write_metadata(checkpoint_id, ownership.epoch, self._encoded(built[0]))
                 case StoreSavepoint():
                     return self._store_savepoint(snapshot, built[0])
                 case CompleteCheckpoint(checkpoint_id, location, kind):
@@ -117,18 +95,18 @@ class CheckpointWriter:
 
         result = drive(write_checkpoint(snapshot.checkpoint_id, snapshot.properties), perform)
         if result.keep:
-            self._savepoints.keep(snapshot.checkpoint_id)
+            self._runtime.savepoints.keep(snapshot.checkpoint_id)
         return result.outcome
 
     def _store_savepoint(self, snapshot: CheckpointSnapshot, metadata: CheckpointMetadata) -> str:
-        directory = self._savepoints.directory(snapshot.checkpoint_id, snapshot.properties)
+        directory = self._runtime.savepoints.directory(snapshot.checkpoint_id, snapshot.properties)
         files = {
             file.sha256: file.size for chain in metadata.chains for task in chain.tasks.values() for file in task_files(task)
         }
         return directory.write_metadata(self._encoded(metadata), files)
 
     def _encoded(self, metadata: CheckpointMetadata) -> bytes:
-        return encode(with_uids(metadata, self._pipeline))
+        return encode(with_uids(metadata, self._runtime.pipeline))
 
     def metadata(self, snapshot: CheckpointSnapshot, finished: frozenset[TaskId]) -> CheckpointMetadata:
         """The checkpoint's metadata, from the acknowledgements of the tasks."""
@@ -146,7 +124,7 @@ class CheckpointWriter:
                 most_instances=deployment.most_instances.get(stage.name, 0),
             )
             for stage in recorded_stages(
-                self._pipeline,
+                self._runtime.pipeline,
                 deployment.chains,
                 finished,
                 ended_sources(states.values()),
@@ -156,18 +134,17 @@ class CheckpointWriter:
             )
         )
         measured = TaskStatistics.of_all(snapshot.statistics.values())
-        now = self._wall()
-        assert self._storage.ownership is not None
+        now = time.time()
         return CheckpointMetadata(
-            pipeline=self._pipeline.name,
+            pipeline=self._runtime.pipeline.name,
             checkpoint_id=snapshot.checkpoint_id,
             stages=stages,
             chains=recorded_chains(deployment.chains, states),
             kind=snapshot.properties.kind.value,
             job_id=str(self.job_id),
-            run_id=self._run_id,
-            epoch=self._storage.ownership.epoch,
-            triggered_at=now - (self._monotonic() - snapshot.triggered_at),
+            run_id=self._runtime.run_id,
+            epoch=self._runtime.ownership.epoch,
+            triggered_at=now - (time.monotonic() - snapshot.triggered_at),
             completed_at=now,
             spark_version=self._spark_version,
             statistics={
@@ -205,15 +182,15 @@ class CheckpointWriter:
 
     def delete(self, checkpoint: CompletedCheckpoint) -> None:
         """Delete a checkpoint that is no longer retained, and the files that only this checkpoint names."""
-        self._storage.delete_checkpoint(checkpoint.location)
+        self._runtime.storage.delete_checkpoint(checkpoint.location)
 
     def discard_states(self, checkpoint_id: int) -> None:
         """Delete the files that only an aborted checkpoint or savepoint names."""
 
         def perform(request: DiscardSavepoint | DiscardPendingFiles) -> int:
             if isinstance(request, DiscardSavepoint):
-                self._savepoints.discard(checkpoint_id)
+                self._runtime.savepoints.discard(checkpoint_id)
                 return 0
-            return self._storage.discard_states(checkpoint_id)
+            return self._runtime.storage.discard_states(checkpoint_id)
 
         drive(discard_states(checkpoint_id), perform)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from pyspark.sql.types import StructType
 
+from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
 from dagster_checkpoints.execution.fused_sources import FusedSource
 from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.execution.trace import made
@@ -38,6 +39,7 @@ from dagster_checkpoints.spark.files.work_path import WorkPath
 from dagster_checkpoints.spark.job.attempt_plans import AttemptPlans
 from dagster_checkpoints.spark.job.attempt_settings import AttemptSettings
 from dagster_checkpoints.spark.job.deployment import Deployment
+from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.job.stage_instances import StageInstances
 from dagster_checkpoints.spark.job.task_sinks import SettledSink, TaskSinks
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
@@ -250,9 +252,9 @@ class _Attempt:
         graph = execution_graph(pipeline, chains)
         order = {vertex.name: position for position, vertex in enumerate(graph.vertices)}
         self.chains = tuple(sorted(chains, key=lambda chain: order[chain.name]))
-        partitions = int(spark.conf.get(STATE_PARTITIONS) or 1) if settings.repartition_state else None
+        partitions = int(spark.conf.get(STATE_PARTITIONS) or 1) if settings.options.repartition_state else None
         self.state = RestoredState(pipeline, storage, restored, partitions)
-        self.instances = StageInstances(pipeline, spark, self.state, log, settings.assets)
+        self.instances = StageInstances(pipeline, spark, self.state, log, settings.options.assets)
         finished = frozenset(restored.plan.finished if restored else ())
         snapshots = restored.plan.tasks if restored else {}
         known = restored.plan.max_parallelism if restored else {}
@@ -268,8 +270,7 @@ class _Attempt:
             warned,
             self.wiring,
             restored,
-            attempt=settings.number,
-            allow_changed_plan=settings.allow_changed_plan,
+            settings,
         )
         self.deployment = Deployment(graph, self.chains, finished=finished, schemas=self.plans.schemas)
         routed = {edge.target for edge in pipeline.edges if edge.input.key is not None}
@@ -370,7 +371,7 @@ class _Attempt:
             folder.work / "segments",
             self.wiring.outputs(task),
             sink.write if sink else None,
-            self.settings.max_queued_bytes,
+            self.settings.options.max_queued_bytes,
         )
         parts = TaskParts(
             id=task,
@@ -388,12 +389,12 @@ class _Attempt:
             report=report,
             take_back_after=self.settings.take_back_after,
             transaction_files=self.state.transactions(chain, snapshot, folder),
-            checkpoints=self.settings.checkpoints,
+            checkpoints=self.settings.options.checkpoints,
             make_machine=partial(made, TaskMachine, f"{task} {self.settings.token}", self.settings.recorder),
-            burst=self.settings.burst,
+            burst=self.settings.options.burst,
         )
         if fused_in(self.pipeline, chain.stages):
-            return FusedTask(parts, self._fused_sources(parts), self.settings.batch_seconds)
+            return FusedTask(parts, self._fused_sources(parts), self.settings.options.batch_seconds)
         if not inputs:
             return self._source_task(parts)
         channel_task = ChannelTask(parts, inputs, lambda files: self.plans.build(instances, inputs, files), tables)
@@ -440,8 +441,8 @@ class _Attempt:
 
     def _sinks_of_finished(self, chain: Chain) -> None:
         restored, next_id = self.settings.take_back_after, self.settings.next_checkpoint_id
-        rescaled = self.restored.plan.rescaled if self.restored is not None else None
-        removed = {gone.index for gone in rescaled.removed if gone.stage == chain.stages[-1]} if rescaled is not None else ()
+        gone = self.restored.plan.removed if self.restored is not None else ()
+        removed = {each.index for each in gone if each.stage == chain.stages[-1]}
         for index in range(len(chain.instances)) if restored is not None else ():
             finished = TaskId(chain.name, index) in self.deployment.finished and index not in removed
             sink = self._sink(chain, index) if finished else None
@@ -455,5 +456,11 @@ class _Attempt:
 
 
 _EMPTY = TaskSnapshot()
-_TRIAL = AttemptSettings(WorkFolder(Path(), Path()), number=1, token="", job_id=0, max_queued_bytes=1)
+_TRIAL = AttemptSettings(
+    WorkFolder(Path(), Path()),
+    number=1,
+    token="",
+    job_id=0,
+    options=JobOptions(CheckpointConfig(interval=None), NoRestart(), work_directory=Path()),
+)
 """Of an attempt that is checked and never started."""

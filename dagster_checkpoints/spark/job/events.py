@@ -52,11 +52,13 @@ class StartChosen:
         restored_checkpoint: Id of the checkpoint or savepoint; None for a new start.
         restored_location: Location of the checkpoint or savepoint; None for a new start.
         finished_stages: The stages that had finished at that checkpoint, which do not run again.
+        changes: What becomes of the state where the pipeline has changed since, a line for each kind of change.
     """
 
     restored_checkpoint: int | None
     restored_location: str | None
     finished_stages: tuple[str, ...]
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

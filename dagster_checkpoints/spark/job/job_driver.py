@@ -8,9 +8,7 @@ its end, and the machine gets its result, before the next item is taken. It must
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Set
@@ -36,24 +34,21 @@ from dagster_checkpoints.execution.job_events import JobMachineEvent, JobOutcome
 from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.job_phases import JobPhase
 from dagster_checkpoints.execution.job_requests import AnswerRequest
-from dagster_checkpoints.execution.trace import Recorder, made
-from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.execution.trace import made
 from dagster_checkpoints.spark.errors import JobFailedError
 from dagster_checkpoints.spark.job import events
 from dagster_checkpoints.spark.job.attempt_driver import AttemptDriver
-from dagster_checkpoints.spark.job.events import JobEvent, JobResult
+from dagster_checkpoints.spark.job.events import JobResult
 from dagster_checkpoints.spark.job.job_messages import Item, QueuedRequest, StartProgressItem, failure_of
-from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.job.job_reporter import CheckpointReport, JobReporter
 from dagster_checkpoints.spark.job.job_start import JobStart
 from dagster_checkpoints.spark.job.requesters import Requesters
-from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
+from dagster_checkpoints.spark.job.runtime import DeploymentCanceled, Runtime
 from dagster_checkpoints.spark.job.source_watch import SourceWatch
 from dagster_checkpoints.spark.job.status_reporter import StatusReporter
 from dagster_checkpoints.spark.job.storage_driver import StorageDriver, restored_state
-from dagster_checkpoints.spark.session.work_directory import WorkDirectory
 from dagster_checkpoints.spark.tasks.messages import TaskCommitRefused, TaskCommitted
-from dagster_checkpoints.storage import CheckpointStorage, JobState
+from dagster_checkpoints.storage import JobState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,10 +60,6 @@ _JOB_STATES: Mapping[JobStatus, JobState] = {
     JobStatus.FAILED: "FAILED",
     JobStatus.SUSPENDED: "SUSPENDED",
 }
-
-
-class DeploymentCanceled(Exception):
-    """Ends the building of an attempt when the job is cancelled."""
 
 
 ActionWithResult = (
@@ -88,22 +79,12 @@ class JobDriver:
     """Performs the actions of one job machine.
 
     Args:
-        pipeline: The pipeline that runs.
-        storage: The storage of its checkpoints; this run owns the pipeline.
-        options: The settings of the execution.
+        runtime: The values of the run.
         starting: Chooses the job's start point.
         session: Creates or joins the Spark session.
-        savepoints: The directories of the savepoints in progress.
-        work: The work directory.
-        items: The queue of the job's loop.
-        canceled: Set when the job is cancelled: an attempt that is being built is given up.
         status: Writes the pipeline's status.
-        on_event: Receives all events, on the thread of `run`.
         before_release: Waits until every answer is written: if a pipeline is released without an answer, its requester
             concludes that no answer will come.
-        run_id: Id of the run, for display: Dagster's, or another name that a user recognises.
-        recorder: Writes the run's trace; None for no trace.
-        log: Receives warnings; also the logger of the stages' `context.log`.
 
     Attributes:
         machine: The job machine.
@@ -114,73 +95,37 @@ class JobDriver:
 
     def __init__(
         self,
-        pipeline: Pipeline,
-        storage: CheckpointStorage,
-        options: JobOptions,
+        runtime: Runtime,
         starting: JobStart,
         session: Callable[[], SparkSession],
-        savepoints: SavepointsInProgress,
-        work: WorkDirectory,
-        items: queue.SimpleQueue[Item],
-        canceled: threading.Event,
         status: StatusReporter,
-        on_event: Callable[[JobEvent], None],
         before_release: Callable[[], None],
-        run_id: str,
-        recorder: Recorder | None,
-        log: logging.Logger,
     ) -> None:
-        self.pipeline = pipeline
-        self.reporter = JobReporter(pipeline, on_event)
-        self.source_watch = SourceWatch(pipeline)
+        self.pipeline = runtime.pipeline
+        self.reporter = JobReporter(runtime.pipeline, runtime.on_event)
+        self.source_watch = SourceWatch(runtime.pipeline)
         self.refused: BaseException | None = None
-        self._storage = storage
+        self._runtime = runtime
         self._starting = starting
-        self._savepoints = savepoints
-        self._items = items
-        self._canceled = canceled
         self._status = status
-        self._on_event = on_event
-        self._log = log
         self._before_release = before_release
-        self._storage_driver = StorageDriver(
-            pipeline,
-            storage,
-            starting,
-            savepoints,
-            items,
-            allow_non_restored_state=options.allow_non_restored_state,
-            run_id=run_id,
-            log=log,
-        )
+        self._storage_driver = StorageDriver(runtime, starting)
+        options = runtime.options
         self.machine = made(
             JobMachine,
             "job",
-            recorder,
+            runtime.recorder,
             time.monotonic(),
-            pipeline=pipeline.name,
+            pipeline=runtime.pipeline.name,
             config=options.checkpoints,
             restart=options.restart,
-            epoch=self._storage_driver.ownership.epoch,
+            epoch=runtime.ownership.epoch,
             failover=options.failover,
             burst=options.burst,
         )
-        self._requesters = Requesters(storage, savepoints)
+        self._requesters = Requesters(runtime.storage, runtime.savepoints)
         self._uploads = ThreadPoolExecutor(options.upload_threads, thread_name_prefix="snapshot")
-        self._attempt_driver = AttemptDriver(
-            pipeline,
-            storage,
-            options,
-            session,
-            savepoints,
-            work,
-            items,
-            self._uploads,
-            self._check_canceled,
-            on_event,
-            recorder,
-            log,
-        )
+        self._attempt_driver = AttemptDriver(runtime, session, self._uploads)
         self._results: deque[JobMachineEvent] = deque()
         self._work_ended = False
         self._abandoned = False
@@ -199,12 +144,8 @@ class JobDriver:
             finished_stages=tuple(s.name for s in self.pipeline.stages if s.name in self.reporter.announced),
             rows=self.reporter.rows(),
             ended_by=outcome.ended_by,
-            savepoint=self._storage.url_of(stopped.location) if stopped else None,
+            savepoint=self._runtime.storage.url_of(stopped.location) if stopped else None,
         )
-
-    def _check_canceled(self) -> None:
-        if self._canceled.is_set():
-            raise DeploymentCanceled
 
     # Turns of the loop
 
@@ -223,7 +164,7 @@ class JobDriver:
         """Answer the remaining requests, and release the pipeline. Call it when no more requests can arrive."""
         with contextlib.suppress(queue.Empty):
             while True:
-                item = self._items.get_nowait()
+                item = self._runtime.items.get_nowait()
                 if isinstance(item, QueuedRequest) and not self._abandoned:
                     self._take(item)
         if self._abandoned:
@@ -243,7 +184,7 @@ class JobDriver:
         deadline = self.machine.next_deadline()
         wait = _IDLE_TICK if deadline is None else min(max(deadline - time.monotonic(), 0.0), _IDLE_TICK)
         try:
-            return self._items.get(timeout=wait) if wait > 0 else self._items.get_nowait()
+            return self._runtime.items.get(timeout=wait) if wait > 0 else self._runtime.items.get_nowait()
         except queue.Empty:
             return Tick()
 
@@ -280,7 +221,7 @@ class JobDriver:
             case do.StopTasks():
                 return [failed, on.TasksStopped()]
             case do.EndJob() | do.FinishWork() | do.Release():
-                self._log.warning("The job has ended, but not cleanly. %s: %s", type(error).__name__, error)
+                self._runtime.log.warning("The job has ended, but not cleanly. %s: %s", type(error).__name__, error)
                 return [on.JobEndNotRecorded()] if isinstance(action, do.EndJob) else []
         return [failed]
 
@@ -290,7 +231,7 @@ class JobDriver:
             self.source_watch.forget()
             return
         for event in self.source_watch.look(deployment, time.monotonic()):
-            self._on_event(event)
+            self._runtime.on_event(event)
 
     def _report_status(self) -> None:
         if self.machine.phase is JobPhase.RUNNING:
@@ -309,10 +250,12 @@ class JobDriver:
                 self._attempt_driver.discover(action)
             case AnswerRequest():
                 if not (action.done or action.requesters):
-                    self._log.warning("The savepoint with which the run ends has failed, and is tried again: %s", action.message)
+                    self._runtime.log.warning(
+                        "The savepoint with which the run ends has failed, and is tried again: %s", action.message
+                    )
                 self._requesters.answer(action)
             case do.SourcesCut(sources):
-                self._log.warning(
+                self._runtime.log.warning(
                     "The drain ends bounded sources before they have been read to their end: %s. Their other rows are in no "
                     "table, and a drained pipeline is not resumed. To read them first: a stop with drain, and bounded='finish'.",
                     ", ".join(sources),
@@ -362,7 +305,7 @@ class JobDriver:
         request, of_burst = None, False
         match report:
             case CheckpointTriggered(checkpoint_id, properties) if properties.is_savepoint:
-                self._savepoints.directory(checkpoint_id, properties)
+                self._runtime.savepoints.directory(checkpoint_id, properties)
             case CheckpointFailed(int(checkpoint_id)):
                 self._storage_driver.discard_savepoint(checkpoint_id)
             case CheckpointCompleted(completed):
@@ -397,7 +340,7 @@ class JobDriver:
                 job_id = self._storage_driver.job_id
                 self.reporter.attempt_began(deployment, coordinator, attempt, job_id, restored, seconds, vertices)
             case do.AttemptRestarting(attempt, delay, failure, vertices):
-                self._on_event(events.JobRestarting(attempt, delay, failure.message, self._stages_of(vertices)))
+                self._runtime.on_event(events.JobRestarting(attempt, delay, failure.message, self._stages_of(vertices)))
                 self._status.report("restarting", self)
             case do.TaskHasFinished(task):
                 self.reporter.task_finished(task)

@@ -18,7 +18,6 @@ from dagster_checkpoints.control import Answer, ControlRequest, RequestBox
 from dagster_checkpoints.control.metrics import PipelineMetrics
 from dagster_checkpoints.coordination import CheckpointCoordinator
 from dagster_checkpoints.execution.job_events import CancelRequested, DrainRequested, EndSourceRequested, FatalError
-from dagster_checkpoints.execution.trace import Recorder
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.job import events
 from dagster_checkpoints.spark.job.deployment import Deployment
@@ -28,6 +27,7 @@ from dagster_checkpoints.spark.job.job_messages import Item, QueuedRequest, fail
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.job.job_start import JobStart
 from dagster_checkpoints.spark.job.request_poller import RequestPoller
+from dagster_checkpoints.spark.job.runtime import Runtime
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
 from dagster_checkpoints.spark.job.status_reporter import StatusReporter
 from dagster_checkpoints.spark.job.trace_file import check_trace_folder, recording
@@ -193,7 +193,20 @@ class JobExecution:
             status.close(driver)  # a requester that waits for the answer does not wait for this
             answers.shutdown(wait=True)
 
-        self._driver = driver = self._new_driver(status, recorder, before_release)
+        runtime = Runtime(
+            pipeline=self.pipeline,
+            storage=self.storage,
+            options=self.options,
+            savepoints=self._savepoints,
+            work=self._work,
+            items=self._queue,
+            canceled=self._cancel_asked,
+            on_event=status.observing(self._on_event),
+            run_id=self.run_id,
+            recorder=recorder,
+            log=self._log,
+        )
+        self._driver = driver = JobDriver(runtime, self._starting, self._session, status, before_release)
         try:
             with self._owning(ownership, box, answers):
                 self._on_event(events.PipelineAcquired(self.storage.url, ownership.epoch, took))
@@ -211,25 +224,6 @@ class JobExecution:
         if driver.refused is not None:
             raise driver.refused
         return driver.result()
-
-    def _new_driver(self, status: StatusReporter, recorder: Recorder | None, before_release: Callable[[], None]) -> JobDriver:
-        return JobDriver(
-            self.pipeline,
-            self.storage,
-            self.options,
-            self._starting,
-            self._session,
-            self._savepoints,
-            self._work,
-            self._queue,
-            self._cancel_asked,
-            status,
-            status.observing(self._on_event),
-            before_release,
-            self.run_id,
-            recorder,
-            self._log,
-        )
 
     @contextlib.contextmanager
     def _owning(self, ownership: Ownership, box: RequestBox, answers: ThreadPoolExecutor) -> Iterator[None]:

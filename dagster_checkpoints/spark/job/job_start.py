@@ -178,6 +178,7 @@ class JobStart:
                 restored_checkpoint=restored.plan.checkpoint_id if restored else None,
                 restored_location=restored.location if restored else None,
                 finished_stages=self._finished_in(restored),
+                changes=restored.plan.changes if restored else (),
             )
         )
 

@@ -27,7 +27,7 @@ from dagster_checkpoints.execution.storage_steps import Steps, drive
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.session.spark_version import installed_version
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
-from dagster_checkpoints.state import check_spark_version, decode, fitted, validate_restore
+from dagster_checkpoints.state import check_spark_version, decode, validate_restore
 from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage
 
 StartPoint = start_point.StartPoint[Restored]
@@ -129,6 +129,5 @@ def read_restored(
     stages = (
         replace(each, most_instances=max(each.most_instances, most_instances.get(each.name, 0))) for each in metadata.stages
     )
-    metadata = fitted(pipeline, replace(metadata, stages=tuple(stages)))
-    plan = validate_restore(pipeline, metadata, allow_non_restored_state)
-    return Restored(plan.rescaled.metadata if plan.rescaled is not None else metadata, plan, location, savepoint)
+    plan = validate_restore(pipeline, replace(metadata, stages=tuple(stages)), allow_non_restored_state)
+    return Restored(plan, location, savepoint)

@@ -1,11 +1,10 @@
 """The start of Spark for a job: creates the session, and checks that all of Spark's executors share the work directory.
 
-It must not know pipelines, checkpoints, nor a job's start point.
+It must not know stages, checkpoints, nor a job's start point.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING
 from dagster_checkpoints.spark.files.server_copies import try_server_copies
 from dagster_checkpoints.spark.job import events
 from dagster_checkpoints.spark.job.events import JobEvent
+from dagster_checkpoints.spark.job.runtime import Runtime
 from dagster_checkpoints.spark.session.executor_check import ExecutorCheck
 from dagster_checkpoints.spark.session.remote_check import check_remote_directory
-from dagster_checkpoints.spark.session.work_directory import WorkDirectory, check_work_directory_named, is_local
-from dagster_checkpoints.storage import ObjectStore
+from dagster_checkpoints.spark.session.work_directory import check_work_directory_named, is_local
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,43 +45,31 @@ def start_spark(session: Callable[[], SparkSession], on_event: Callable[[JobEven
     return spark
 
 
-def prove_work_directory(
-    spark: SparkSession,
-    work: WorkDirectory,
-    storage: ObjectStore,
-    epoch: int,
-    *,
-    named: bool,
-    check_canceled: Callable[[], None],
-    log: logging.Logger,
-) -> None:
+def prove_work_directory(spark: SparkSession, runtime: Runtime) -> None:
     """Refuse to start if executors would write to another directory than the driver reads.
 
     Args:
         spark: The session of the job.
-        work: The pipeline's work directory.
-        storage: The store of the checkpoints, whose server may copy files from and to a work directory on the same server.
-        epoch: The epoch of the run that owns the pipeline.
-        named: Whether the user has named the work directory.
-        check_canceled: Raises if the job was cancelled; called repeatedly during the wait for executors.
-        log: Receives the number of executors that share the directory.
+        runtime: The values of the run. Its storage's server may copy files from and to a work directory on the same server.
 
     Raises:
         WorkDirectoryError: The user has to name the directory, or Spark cannot use it.
         WorkDirectoryNotSharedError: An executor sees another directory; names its host.
+        DeploymentCanceled: The job was cancelled during the wait for executors.
     """
+    work, log = runtime.work, runtime.log
     master = str(spark.sparkContext.master)  # an existing session may have another master than the settings say
-    check_work_directory_named(master, named=named)
+    check_work_directory_named(master, named=runtime.options.work_directory_named)
     began = time.monotonic()
     if work.is_remote:
-        remote = work.proof(epoch)
+        remote = work.proof(runtime.ownership.epoch)
         check_remote_directory(spark, remote)
         log.info("Spark reads and writes the work directory %s (%.1f s).", work, time.monotonic() - began)
-        refusal = try_server_copies(remote, storage)
+        refusal = try_server_copies(remote, runtime.storage.store)
         way = f"pass through this machine: {refusal}" if refusal else "are copied by the S3 server that holds both"
         log.info("Large files between the work directory and the storage %s.", way)
     elif not is_local(master):
-        folder = work.proof(epoch)
+        folder = work.proof(runtime.ownership.epoch)
         assert isinstance(folder, Path)
-        executors = ExecutorCheck(spark.sparkContext, folder, check_canceled, log).run()
+        executors = ExecutorCheck(spark.sparkContext, folder, runtime.check_canceled, log).run()
         log.info("%d executor(s) share the work directory (%.1f s).", executors, time.monotonic() - began)

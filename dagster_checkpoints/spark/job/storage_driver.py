@@ -5,8 +5,6 @@ It must not know when to do so: `execution.job_machine` decides that.
 
 from __future__ import annotations
 
-import logging
-import queue
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,64 +18,33 @@ from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import JobMachineEvent, RestorePoint
 from dagster_checkpoints.execution.job_storage import beginning_chosen, ownership_answer, restore_point
-from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.job.checkpointing import CheckpointWriter
-from dagster_checkpoints.spark.job.job_messages import Item
 from dagster_checkpoints.spark.job.job_start import JobStart
 from dagster_checkpoints.spark.job.restoring import StartPoint, read_restored
-from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
+from dagster_checkpoints.spark.job.runtime import Runtime
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
-from dagster_checkpoints.storage import CheckpointStorage, JobState, Ownership, StorageError, StorageUnavailable
+from dagster_checkpoints.storage import JobState, StorageError, StorageUnavailable
 
 
 class StorageDriver:
     """Performs the actions that concern the storage of a job.
 
     Args:
-        pipeline: The pipeline that runs.
-        storage: The storage of its checkpoints; this run owns the pipeline.
+        runtime: The values of the run.
         starting: Chooses the job's start point.
-        savepoints: The directories of the savepoints in progress.
-        items: The queue of the job's loop, which receives the outcomes of writes.
-        allow_non_restored_state: Whether state that belongs to no stage may be ignored.
-        run_id: Id of the run, for display: Dagster's, or another name that a user recognises.
-        log: Receives warnings: waits for storage, failed deletions.
 
     Attributes:
         writer: Writes the job's checkpoints; None before the job has begun.
         job_id: The job's id; 0 before its start point is chosen.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        storage: CheckpointStorage,
-        starting: JobStart,
-        savepoints: SavepointsInProgress,
-        items: queue.SimpleQueue[Item],
-        *,
-        allow_non_restored_state: bool,
-        run_id: str,
-        log: logging.Logger,
-    ) -> None:
+    def __init__(self, runtime: Runtime, starting: JobStart) -> None:
         self.writer: CheckpointWriter | None = None
         self.job_id = 0
-        self._pipeline = pipeline
-        self._storage = storage
+        self._runtime = runtime
         self._starting = starting
-        self._savepoints = savepoints
-        self._items = items
-        self._allow_non_restored_state = allow_non_restored_state
-        self._run_id = run_id
-        self._log = log
         self._start: StartPoint | None = None
         self._io = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-io")
-
-    @property
-    def ownership(self) -> Ownership:
-        """This run's ownership of the pipeline."""
-        assert self._storage.ownership is not None
-        return self._storage.ownership
 
     # The start
 
@@ -87,7 +54,7 @@ class StorageDriver:
         Raises:
             DagsterCheckpointsError: The job cannot start.
         """
-        return self._chosen(self._starting.choose(self.ownership))
+        return self._chosen(self._starting.choose(self._runtime.ownership))
 
     def choose_older(self, action: do.ChooseOlderStart) -> JobMachineEvent:
         """Choose an older checkpoint than the one that cannot be read.
@@ -100,7 +67,7 @@ class StorageDriver:
 
     def _chosen(self, start: StartPoint) -> on.BeginningChosen:
         self._start = start
-        self.job_id = self.ownership.job_id + (not start.resume)
+        self.job_id = self._runtime.ownership.job_id + (not start.resume)
         return beginning_chosen(start)
 
     def begin(self, spark_version: str) -> JobMachineEvent:
@@ -111,7 +78,7 @@ class StorageDriver:
         """
         assert self._start is not None
         self.job_id = self._starting.begin(self._start)
-        self.writer = CheckpointWriter(self._pipeline, self._storage, self._savepoints, self.job_id, self._run_id, spark_version)
+        self.writer = CheckpointWriter(self._runtime, self.job_id, spark_version)
         return on.JobBegun()
 
     def claim(self) -> JobMachineEvent:
@@ -132,10 +99,10 @@ class StorageDriver:
         Raises:
             StorageError: Another run owns the pipeline.
         """
-        renewed = self.ownership.renew()  # after an unknown outcome this shows which write has landed
+        renewed = self._runtime.ownership.renew()  # after an unknown outcome this shows which write has landed
         if not renewed:
-            self._log.warning("The job waits for storage to confirm that this run owns the pipeline.")
-        return ownership_answer(renewed, self.ownership.newest)
+            self._runtime.log.warning("The job waits for storage to confirm that this run owns the pipeline.")
+        return ownership_answer(renewed, self._runtime.ownership.newest)
 
     def read_newest(self, checkpoint: CompletedCheckpoint) -> JobMachineEvent:
         """Read the checkpoint that a restart begins from.
@@ -144,9 +111,10 @@ class StorageDriver:
             StateError, StorageError: The checkpoint is deleted, or corrupt.
         """
         try:
-            restored = read_restored(self._pipeline, self._storage, checkpoint.location, self._allow_non_restored_state)
+            allowed = self._runtime.options.allow_non_restored_state
+            restored = read_restored(self._runtime.pipeline, self._runtime.storage, checkpoint.location, allowed)
         except StorageUnavailable as error:
-            self._log.warning("The restart waits for storage: %s", error)
+            self._runtime.log.warning("The restart waits for storage: %s", error)
             return on.StorageSilent()
         return on.NewestRead(restore_point(restored))
 
@@ -159,12 +127,12 @@ class StorageDriver:
             case do.Sweep():
                 return self._submit_cleanup(self._sweep)
             case do.ForgetSavepoints(retained):
-                return self.ownership.forget_savepoints(retained)
+                return self._runtime.ownership.forget_savepoints(retained)
         assert writer is not None
         match action:
             case WriteMetadata(checkpoint):
                 finished = frozenset(checkpoint.plan.finished)
-                self._io.submit(lambda: self._items.put(writer.write(checkpoint, finished)))
+                self._io.submit(lambda: self._runtime.items.put(writer.write(checkpoint, finished)))
             case DiscardStates(discarded):
                 self._submit_cleanup(lambda: writer.discard_states(discarded))
             case DiscardCheckpoint(completed):
@@ -172,7 +140,7 @@ class StorageDriver:
 
     def discard_savepoint(self, checkpoint_id: int) -> None:
         """Delete the files of a savepoint that has failed; does nothing for a checkpoint."""
-        self._submit_cleanup(lambda: self._savepoints.discard(checkpoint_id))
+        self._submit_cleanup(lambda: self._runtime.savepoints.discard(checkpoint_id))
 
     def _submit_cleanup(self, cleanup: Callable[[], object]) -> None:
         """Clean up after the current writes have ended."""
@@ -183,26 +151,26 @@ class StorageDriver:
         try:
             cleanup()
         except StorageError as error:
-            self._log.warning("%s: %s", type(error).__name__, error)
+            self._runtime.log.warning("%s: %s", type(error).__name__, error)
 
     def _sweep(self) -> None:
         """Delete the files that killed runs have left behind."""
         assert self._start is not None
-        self._storage.sweep(files=self._start.sweep)
+        self._runtime.storage.sweep(files=self._start.sweep)
 
     # The end
 
     def end_job(self, action: do.EndJob) -> JobMachineEvent:
         """Record in storage that the job has finished."""
         try:
-            dropped = self.ownership.end_job(
+            dropped = self._runtime.ownership.end_job(
                 "FINISHED",
                 keep_checkpoints=action.keep_checkpoints,
                 ended_by=action.ended_by,
                 stop_asked_by=action.stop_asked_by,
             )
         except StorageError as error:
-            self._log.warning("The checkpoints of the finished job are kept: %s", error)
+            self._runtime.log.warning("The checkpoints of the finished job are kept: %s", error)
             return on.JobEndNotRecorded()
         return on.JobEndRecorded(tuple(CompletedCheckpoint(p.checkpoint_id, p.location) for p in dropped))
 
@@ -216,7 +184,7 @@ class StorageDriver:
         Args:
             status: The job's end state; None if the job had not begun.
         """
-        self._clean_up(lambda: self.ownership.release(status))
+        self._clean_up(lambda: self._runtime.ownership.release(status))
 
 
 def restored_state(point: RestorePoint | None) -> Restored | None:

@@ -71,9 +71,9 @@ class TaskSinks:
             return None
         context = self._context(stage, index)
         checks = None
-        if stage.checks or self._settings.sample_rows:
+        if stage.checks or self._settings.options.sample_rows:
             read = partial(table_dataframe, self._spark, schema)
-            checks = CommitChecks(stage.checks, stage.instances[index], self._settings.sample_rows, read)
+            checks = CommitChecks(stage.checks, stage.instances[index], self._settings.options.sample_rows, read)
         return TaskSink(stage.sink.new_instance(), context, self._spark, schema, scratch, checks)
 
     def of_removed(
@@ -92,7 +92,7 @@ class TaskSinks:
             fetch: Fetches the files of an instance's transactions below a directory.
         """
         stage, settings = self._pipeline.stage(chain.stages[-1]), self._settings
-        for gone in plan.rescaled.removed if plan.rescaled is not None and stage.sink is not None else ():
+        for gone in plan.removed if stage.sink is not None else ():
             if gone.stage != stage.name or not (settings.take_back_after is not None or gone.snapshot.transactions):
                 continue
             assert stage.sink is not None

@@ -49,16 +49,19 @@ class Restored:
     """The checkpoint or savepoint that an attempt starts from.
 
     Attributes:
-        metadata: The decoded metadata.
         plan: The parts of the pipeline that start from it.
         location: The location of the checkpoint or savepoint.
         savepoint: The directory that holds the files; None for a checkpoint, whose files are in `shared/`.
     """
 
-    metadata: CheckpointMetadata
     plan: RestorePlan
     location: str
     savepoint: SavepointDirectory | None = None
+
+    @property
+    def metadata(self) -> CheckpointMetadata:
+        """The checkpoint, as if the pipeline that is started had taken it."""
+        return self.plan.metadata
 
 
 class RestoredState:
@@ -154,8 +157,7 @@ class RestoredState:
 
     def share(self, task: TaskId) -> KeyedStateShare | None:
         """The keyed state that a task gets from other instances; None if it continues its own."""
-        rescaled = self._restored.plan.rescaled if self._restored is not None else None
-        return rescaled.shares.get(task) if rescaled is not None else None
+        return self._restored.plan.shares.get(task) if self._restored is not None else None
 
     def whole_partitions(self, chain: Chain) -> list[MovedPartitions | None] | None:
         """By instance of a chain, its query if it gets whole state partitions; None for an instance that begins without state.
@@ -202,13 +204,11 @@ class RestoredState:
             attempt: The attempt's directory, for copies of the old instances' directories.
             streams: See :meth:`fetch_query`.
         """
-        assert self._restored is not None and self._restored.plan.rescaled is not None
-        rescaled = self._restored.plan.rescaled
         tasks = [TaskId(chain.name, index) for index in range(len(chain.instances))]
-        sharing = [task for task in tasks if task in rescaled.shares]  # the others begin without state
-        shares = [rescaled.shares[task] for task in sharing]
+        sharing = [(task, share) for task in tasks if (share := self.share(task)) is not None]  # the others begin without state
+        shares = [share for _, share in sharing]
         partitions = len(shares[0].groups) if shares[0].whole_partitions else self._state_partitions
-        query = self._continued(sharing[0])
+        query = self._continued(sharing[0][0])
         folder = attempt / "rescaled" / chain.name
         self._fetch_logs(query, folder / "moved", partitions, streams)
         held = {old: query for share in shares for old, query in share.queries.items()}

@@ -48,7 +48,6 @@ from dagster_checkpoints.state import (
     batch_to_take,
     check_spark_version,
     encode,
-    fitted,
     import_problems,
     recorded_chains,
     recorded_stages,
@@ -250,10 +249,8 @@ def _plan_of(pipeline: Pipeline, spark: SparkSession, chain: Chain, query: Plain
 def _check_restore(pipeline: Pipeline, spark: SparkSession, metadata: CheckpointMetadata) -> tuple[str, ...]:
     """Check what a run checks when it starts from the savepoint. Returns what becomes of the query, in words."""
     check_spark_version(metadata, installed_version())
-    fitting = fitted(pipeline, with_uids(metadata, pipeline))
-    plan = validate_restore(pipeline, fitting)
-    of_instances = plan.rescaled.metadata if plan.rescaled is not None else fitting
-    report = check_plans(pipeline, spark, Restored(of_instances, plan, "the imported query"))
+    plan = validate_restore(pipeline, with_uids(metadata, pipeline))
+    report = check_plans(pipeline, spark, Restored(plan, "the imported query"))
     for error in (*report.changed, *report.failed.values()):
         raise error
     return plan.changes

@@ -172,7 +172,7 @@ def test_state_offsets_and_transactions_survive_other_instances(lab: Any, monkey
         assert isinstance(refused, InstancesChanged) and "expected Spark 4.2 or later" in str(refused), refused
         metadata = verify_savepoint(storage, checkpoint.location, changed).metadata
         plan = validate_restore(changed, metadata)
-        report = check_plans(changed, lab.spark, Restored(plan.rescaled.metadata, plan, checkpoint.location))
+        report = check_plans(changed, lab.spark, Restored(plan, checkpoint.location))
         assert str(refused) in map(str, report.changed)
     second = lab.start(changed, interval=3600.0)
     assert second.wait_for(JobStarted).restored_checkpoint == checkpoint.checkpoint_id

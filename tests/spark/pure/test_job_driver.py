@@ -107,7 +107,7 @@ def test_answers_hold_the_details_of_a_checkpoint_or_an_ended_source() -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_an_action_that_raises_has_a_result_that_ends_the_job(action: Any, expected: list[type]) -> None:
-    driver: Any = SimpleNamespace(_log=logging.getLogger("test"))
+    driver: Any = SimpleNamespace(_runtime=SimpleNamespace(log=logging.getLogger("test")))
     error = RuntimeError("the JVM is gone")
     events = JobDriver._failed(driver, action, error)
     assert [type(event) for event in events] == expected

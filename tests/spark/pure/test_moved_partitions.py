@@ -16,7 +16,7 @@ from dagster_checkpoints.state import (
     TaskSnapshot,
     key_groups_of,
 )
-from dagster_checkpoints.state.keyed_state_shares import keyed_state_shares
+from dagster_checkpoints.state.rescaled_instances import keyed_state_shares
 
 GROUPS = 4
 
