@@ -166,7 +166,8 @@ class Pipeline:
             self._event_time[stage.name] = stage.watermark.column if stage.watermark else None
             self._lateness_ms[stage.name] = stage.watermark.lateness_ms if stage.watermark else None
             return
-        streams = [name for name, options in stage.inputs.items() if options.mode == "stream"]
+        # Refused rows have no event time: it may be what is wrong with them.
+        streams = [name for name, how in stage.inputs.items() if how.mode == "stream" and not stage.takes_refused_rows]
         columns = [self._event_time[name] for name in streams]
         lateness = [ms for name in streams if (ms := self._lateness_ms[name]) is not None]
         self._bounded[stage.name] = all(self._bounded[name] for name in stage.inputs)

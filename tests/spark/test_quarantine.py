@@ -1,4 +1,4 @@
-"""Rows that a stage's conditions refuse, on Spark: each row is in one of two tables, once, with the checkpoint of its neighbours."""
+"""Rows that a stage's conditions refuse, on Spark: each row is in one of two tables, once, with the same checkpoint."""
 
 from __future__ import annotations
 
@@ -178,10 +178,10 @@ def test_all_kinds_of_stages_have_a_quarantine(lab: Any, tmp_path: Path) -> None
     assert sorted(map(repr, lab.committed("seen"))) == sorted(repr((row[3], row[2], None)) for row in found)
     assert [row[:3] for row in lab.committed("unknown")] == [("b", "none", "is_known"), ("c", None, "is_known")]
     lab.check([("a", n, "A") for n in range(0, 18, 2)], "counted")
-    assert [row[:4] for row in lab.committed("nameless")] == sorted(("b", n, None, "is_named") for n in range(1, 18, 2))
+    assert sorted(row[:4] for row in lab.committed("nameless")) == [("b", n, None, "is_named") for n in range(1, 18, 2)]
     doubles = [("a", 2 * n) for n in range(0, 18, 2)] + [("end", -1), ("end", 1)] * 2
     lab.check([row for row in doubles if row[1] > 4], "doubled")
-    assert [row[:3] for row in lab.committed("below")] == sorted((*row, "is_above") for row in doubles if row[1] <= 4)
+    assert sorted(row[:3] for row in lab.committed("below")) == sorted((*row, "is_above") for row in doubles if row[1] <= 4)
 
 
 @pytest.mark.parametrize("with_sink", [True, False])

@@ -19,7 +19,6 @@ from dagster_checkpoints.pipeline import (
     EdgePattern,
     FunctionStage,
     Pipeline,
-    RefusedRows,
     Stage,
     StageKind,
     TaskId,
@@ -178,7 +177,7 @@ class AttemptPlans:
         if plan.own_watermark:
             self._own_watermarks.add(calls[-1].stage.name)
         self._warn(plan.warnings)
-        functions = all(isinstance(i.stage, FunctionStage | RefusedRows) for i in instances)  # functions may be called twice
+        functions = all(isinstance(i.stage, FunctionStage) for i in instances)  # functions may be called twice
         # A query that is restored keeps its sources. One without them may be a part of a query that was divided.
         without_watermarks = not reads_watermarks(known) and not keeps_state(plan) if known else plans.keeps_no_state(plan)
         if functions and any(carried.values()) and without_watermarks:
@@ -316,7 +315,7 @@ class AttemptPlans:
                 static=how.mode == "static",
                 channels=channels[name],
                 gate=gate,
-                carries_watermark=self._pipeline.carries_watermark(name),
+                carries_watermark=self._pipeline.carries_watermark(name) and not head.takes_refused_rows,
                 refused=head.takes_refused_rows,
             )
             for name, how in head.inputs.items()
