@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import (
@@ -20,7 +21,9 @@ from dagster_checkpoints.pipeline import (
     stage,
     unbounded_source,
 )
+from dagster_checkpoints.spark.errors import StageQuarantineError
 from dagster_checkpoints.spark.job.events import CheckpointDone, CheckpointNotDone, StageFinished
+from dagster_checkpoints.spark.job.plan_check import check_plans
 
 ROWS = "file long, k string, ts timestamp, v long"
 CONDITIONS = {
@@ -182,6 +185,43 @@ def test_all_kinds_of_stages_have_a_quarantine(lab: Any, tmp_path: Path) -> None
     doubles = [("a", 2 * n) for n in range(0, 18, 2)] + [("end", -1), ("end", 1)] * 2
     lab.check([row for row in doubles if row[1] > 4], "doubled")
     assert sorted(row[:3] for row in lab.committed("below")) == sorted((*row, "is_above") for row in doubles if row[1] <= 4)
+
+
+@pytest.mark.parametrize(
+    ("condition", "found"),
+    [
+        ("nothing > 0", "nothing"),
+        ("v >", "PARSE_SYNTAX_ERROR"),
+        ("v", "boolean"),
+        ("sum(v) > 0", "aggregate"),
+        (lambda rows: F.row_number().over(Window.orderBy("v")) < 3, "window function"),
+        (lambda rows: F.explode(F.array(F.lit(True))), "GENERATOR"),
+        (lambda rows: rows.v.nothing(), "not callable"),
+        (lambda rows: rows.where("v > 0"), "the function returned DataFrame"),
+        (lambda rows: True, "the function returned True, not a Column"),
+    ],
+)
+def test_conditions_that_are_none_are_known_at_the_start(lab: Any, condition: Any, found: str) -> None:
+    @unbounded_source(
+        sink=lab.sink("orders"), quarantine=Quarantine({"good": "v > 0", "bad": condition}, sink=lab.sink("refused"))
+    )
+    def orders(context):
+        return lab.stream("orders", ROWS)
+
+    error = check_plans(Pipeline("p", [orders]), lab.spark).failed["orders"]
+    assert isinstance(error, StageQuarantineError)
+    assert "its quarantine's condition 'bad' cannot be evaluated. Expected Spark's SQL" in str(error)
+    assert found.lower() in str(error).lower()
+
+
+@pytest.mark.parametrize("name", ["refused_by", "Refused_In_Checkpoint"])
+def test_columns_of_refused_rows_are_not_the_users(lab: Any, name: str) -> None:
+    @unbounded_source(sink=lab.sink("orders"), quarantine=Quarantine({"good": "v > 0"}, sink=lab.sink("refused")))
+    def orders(context):
+        return lab.stream("orders", ROWS).withColumnRenamed("k", name)
+
+    error = check_plans(Pipeline("p", [orders]), lab.spark).failed["orders"]
+    assert f"expected no column {name!r} beside quarantine=" in str(error)
 
 
 @pytest.mark.parametrize("with_sink", [True, False])
