@@ -269,7 +269,7 @@ def test_above_the_limit_no_reader_sees_a_row(lab: Any, with_sink: bool) -> None
 
 @pytest.mark.parametrize("at_source", [False, True])
 def test_a_quarantine_comes_to_a_pipeline_and_goes(lab: Any, at_source: bool) -> None:
-    """The stage of refused rows begins, and ends, as any other one. A query that it comes into is divided, and keeps its state."""
+    """The stage of refused rows begins, and ends, as any other one. A query that it comes into is divided, with its state."""
 
     def pipeline(quarantine: Any) -> Pipeline:
         @unbounded_source(watermark=("ts", "1 minute"), quarantine=quarantine if at_source else None)
