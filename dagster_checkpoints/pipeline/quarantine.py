@@ -91,14 +91,6 @@ class Quarantine:
         """Whether there is a limit."""
         return self.most_rows is not None or self.most_share is not None
 
-    def reason(self, not_met: int) -> str:
-        """The text of `refused_by`.
-
-        Args:
-            not_met: The conditions that a row does not meet: bit n stands for the n-th one, from 0.
-        """
-        return ", ".join(name for number, name in enumerate(self.conditions) if not_met >> number & 1)
-
 
 def checked_quarantine(
     quarantine: Quarantine | None, checks: tuple[CommitCheck, ...], output_mode: str, where: str

@@ -47,6 +47,8 @@ def code_version(stage: Stage) -> str | None:
 
 def _code_of(stage: Stage) -> list[Any]:
     """The user's function, or the user's classes."""
+    if stage.takes_refused_rows:
+        return []  # the class is the plugin's
     if isinstance(stage, FunctionStage):
         return [inspect.unwrap(stage.function)]
     if isinstance(stage, FunctionSplitSource):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import functions as F
 
 from dagster_checkpoints.control import ControlRequest
 from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
@@ -154,7 +155,7 @@ class ReplacedPipeline:
             new = [file for file in sorted((self._output / stage).glob("checkpoint=*/*.parquet")) if file not in self._seen]
             rows = self._spark.read.parquet(*map(str, new)) if new else None
             if rows is not None and self._given.stage(stage).takes_refused_rows:
-                rows = rows.drop(REFUSED_IN_CHECKPOINT)  # of a run: another one takes other checkpoints
+                rows = rows.withColumn(REFUSED_IN_CHECKPOINT, F.lit(None).cast("bigint"))  # another run takes other checkpoints
             found[stage] = list(rows.collect()) if rows is not None else []
             self._seen.update(new)
         return found
@@ -191,7 +192,8 @@ class ReplacedPipeline:
             return None
         [name] = [each.target for each in self._given.edges if each.source == stage.name and each.refused]
         kept = name in self._kept or not self._given.downstream(name)
-        return replace(stage.quarantine, sink=ParquetSink(self._output / name) if kept else None)
+        sink = ParquetSink(self._output / name) if kept else None
+        return replace(stage.quarantine, sink=sink, most_rows=None, most_share=None)  # limits are for many rows
 
     def other_instances(self) -> Iterator[dict[str, tuple[str, ...]]]:
         """The ways to give stages another number of instances that the pipeline allows: one more, and one less.

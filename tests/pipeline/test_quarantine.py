@@ -197,13 +197,6 @@ def test_a_stage_with_a_quarantine_ends_its_query() -> None:
     )}  # fmt: skip
 
 
-@given(st.integers(0, 7))
-def test_reasons_are_the_names_of_the_conditions(not_met: int) -> None:
-    conditions: dict[str, Any] = {"a": "a", "b": "b", "c": "c"}
-    expected = [name for name, bit in zip("abc", (1, 2, 4), strict=True) if not_met & bit]
-    assert Quarantine(conditions, SINK).reason(not_met) == ", ".join(expected)
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)), max_size=12),
     st.sampled_from([None, 0, 2, 5]),

@@ -20,6 +20,7 @@ from dagster_checkpoints.pipeline import (
     stage,
     unbounded_source,
 )
+from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.errors import StageQuarantineError
 from dagster_checkpoints.spark.job.events import CheckpointDone, CheckpointNotDone, StageFinished
 from dagster_checkpoints.spark.job.plan_check import check_plans
@@ -129,12 +130,28 @@ class Doubled(Stage):
         return self.spark.createDataFrame([("end", -1), ("end", 1)], "k string, n long")
 
 
+class OrderedSink(ParquetSink):
+    """Refuses rows that come when its data has ended, as the contract of sinks allows."""
+
+    ended = False
+
+    def write(self, batch: Any, files: Any, batch_id: int) -> None:
+        assert not self.ended, "a batch behind finish()"
+        super().write(batch, files, batch_id)
+
+    def finish(self) -> None:
+        self.ended = True
+        super().finish()
+
+
 def test_all_kinds_of_stages_have_a_quarantine(lab: Any, tmp_path: Path) -> None:
     """Splits, text that cannot be parsed, instances, an edge by key, a static table, rows of `process_batch` and `finish`."""
     lines = [f'{{"n": {n}, "k": "{"ab"[n % 2]}"}}' for n in range(20)]
     for name, text in (("one", lines[:10]), ("two", [*lines[10:], "no JSON", '{"n": "none", "k": "a"}'])):
         (tmp_path / f"{name}.json").write_text("\n".join(text))
-    parsed = Quarantine({"is_parsed": "_corrupt_record IS NULL", "is_small": "n < 18 OR n IS NULL"}, sink=lab.sink("unread"))
+    parsed = Quarantine(
+        {"is_parsed": "_corrupt_record IS NULL", "is_small": "n < 18 OR n IS NULL"}, sink=OrderedSink(lab.folder / "unread")
+    )
 
     @split_source(
         schema="n long, k string, _corrupt_record string", discover=["one", "two"], instances=["x", "y"], quarantine=parsed

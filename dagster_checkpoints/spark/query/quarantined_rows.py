@@ -20,6 +20,8 @@ from dagster_checkpoints.spark.query.query_guard import refusing_queries
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 
+_NOT_MET = "__dagster_checkpoints_not_met__"
+
 
 def not_met(quarantine: Quarantine, rows: DataFrame) -> Column:
     """The conditions that a row does not meet, as a BIGINT: bit n stands for the n-th one, from 0."""
@@ -39,10 +41,20 @@ def with_reasons(quarantine: Quarantine, rows: DataFrame, files: Mapping[int, Se
         files: The files of the written rows, by what :func:`not_met` says of them; at least one.
     """
     tables = [
-        table_dataframe(rows.sparkSession, rows.schema, written).withColumn(REFUSED_BY, F.lit(quarantine.reason(number)))
+        table_dataframe(rows.sparkSession, rows.schema, written).withColumn(REFUSED_BY, _reasons(quarantine, F.lit(number)))
         for number, written in files.items()
     ]
     return reduce(DataFrame.unionAll, tables)
+
+
+def divided(quarantine: Quarantine, rows: DataFrame) -> tuple[DataFrame, DataFrame]:
+    """The rows of a batch that pass, and those that are refused, as the stage behind gets them; for tests of a pipeline.
+
+    Each of the two evaluates the conditions.
+    """
+    marked = rows.withColumn(_NOT_MET, not_met(quarantine, rows))
+    refused = marked.where(F.col(_NOT_MET) != 0).withColumn(REFUSED_BY, _reasons(quarantine, F.col(_NOT_MET)))
+    return marked.where(F.col(_NOT_MET) == 0).drop(_NOT_MET), refused.drop(_NOT_MET)
 
 
 def refused_schema(schema: StructType) -> StructType:
@@ -85,6 +97,11 @@ def check_quarantine(call: StageCall, quarantine: Quarantine, rows: DataFrame) -
                 f"a Column, that is true or false for a row by itself and uses the columns {', '.join(rows.columns)}. Found: "
                 f"{text_of_error(error)}",
             ) from error
+
+
+def _reasons(quarantine: Quarantine, not_met: Column) -> Column:
+    bits = [not_met.bitwiseAND(F.lit(1 << number)) != 0 for number in range(len(quarantine.conditions))]
+    return F.concat_ws(", ", *(F.when(bit, F.lit(name)) for bit, name in zip(bits, quarantine.conditions, strict=True)))
 
 
 def _column(condition: Condition, rows: DataFrame) -> Column:

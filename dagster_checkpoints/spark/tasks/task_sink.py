@@ -183,19 +183,21 @@ class TaskSink:
     def check(self, checkpoint_id: int, refused: tuple[CheckEvaluation, ...] = ()) -> tuple[CheckEvaluation, ...]:
         """Evaluate the stage's checks over the rows that are not committed; before `pre_commit`.
 
+        Rows that waited for the checkpoint's id join the current transaction first.
+
         Args:
             checkpoint_id: The checkpoint or savepoint that is being taken.
             refused: The result for the number of refused rows, which joins those of the checks.
         """
-        return self._checks.evaluate(checkpoint_id, refused) if self._checks is not None else ()
-
-    def pre_commit(self, checkpoint_id: int) -> tuple[str, ...]:
-        """Close the current transaction. Returns all uncommitted transactions: they belong to the checkpoint."""
         taken = self._held.take(checkpoint_id) if self._held is not None else None
         if taken is not None:
             segment, batch_id = taken
             self._write(segment, batch_id)
             segment.release()
+        return self._checks.evaluate(checkpoint_id, refused) if self._checks is not None else ()
+
+    def pre_commit(self, checkpoint_id: int) -> tuple[str, ...]:
+        """Close the current transaction. Returns all uncommitted transactions: they belong to the checkpoint."""
         with reaching_sink(self._sink):
             if self._finish_due:
                 self._finish_due = False
