@@ -53,6 +53,11 @@ def describe(tally: int) -> str:
     return f"{tally // ONE} rows (sum {tally % ONE})"
 
 
+def is_refused(uid: int) -> bool:
+    """Whether a stage with a quarantine refuses a row."""
+    return uid % 3 == 0
+
+
 def source_row(source: int, split: int, position: int) -> Row:
     """The record at a position of a split: sources can be read again."""
     seed = mix(source, split, position)
@@ -89,11 +94,11 @@ class Channel:
         ended: "none", or how the data ended at the mark that the query has passed: "drain" or "suspend".
     """
 
-    __slots__ = ("consumed", "edge", "ended", "groups", "keyed", "log", "name", "queue", "sent", "static", "watermark")
+    __slots__ = ("consumed", "edge", "ended", "groups", "keyed", "log", "name", "queue", "refused", "sent", "static", "watermark")
 
     def __init__(self, spec: ChannelSpec, buffered: bool) -> None:
         self.name, self.edge, self.static, self.keyed = spec.name, spec.edge, spec.static, spec.keyed
-        self.groups = spec.groups
+        self.groups, self.refused = spec.groups, spec.refused
         self.queue: deque[Element] = deque()
         self.sent: deque[Element] = deque() if buffered else self.queue
         self.log: deque[Element] = deque()
@@ -105,12 +110,12 @@ class Channel:
 class Output:
     """The channels of one task to one consumer stage, and the tally of the rows sent."""
 
-    __slots__ = ("channels", "edge", "groups", "keyed", "sent", "static", "turn")
+    __slots__ = ("channels", "edge", "groups", "keyed", "refused", "sent", "static", "turn")
 
     def __init__(self, channels: Sequence[Channel]) -> None:
         self.channels, first = channels, channels[0]
         self.edge, self.keyed, self.static = first.edge, first.keyed, first.static
-        self.groups = first.groups
+        self.groups, self.refused = first.groups, first.refused
         self.turn = self.sent = 0
 
 

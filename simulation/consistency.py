@@ -9,9 +9,9 @@ import msgspec
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import EndOfData
-from simulation.channels import Row, describe, mix, source_row, tally, total
+from simulation.channels import Row, describe, is_refused, mix, source_row, tally, total
 from simulation.operators import operator
-from simulation.shapes import Shape, StageSpec, number_of
+from simulation.shapes import Shape, StageSpec, name_of, number_of
 from simulation.storage import Metadata
 from simulation.violations import Violation
 
@@ -20,17 +20,24 @@ Positions = Mapping[int, Iterable[tuple[int, int]]]
 
 
 def expected_rows(shape: Shape, positions: Positions) -> list[list[Row]]:
-    """The rows that each stage emits once everything read has been processed and every source has ended.
+    """The rows that each stage passes on once everything read has been processed and every source has ended; no refused ones.
 
     Computed from the source records alone, stage by stage, without time or tasks.
     """
     rows: list[list[Row]] = []
+    refused: dict[int, list[Row]] = {}
+    refusing = {edge.source for edge in shape.pipeline.edges if edge.refused}
     edges = count(1)
     for number, spec in enumerate(shape.stages):
         if spec.is_source:
-            rows.append([source_row(number, s, p) for s, end in positions.get(number, ()) for p in range(end)])
+            emitted = [source_row(number, s, p) for s, end in positions.get(number, ()) for p in range(end)]
         else:
-            rows.append(_emitted(number, spec, [(next(edges), i.static, rows[i.source]) for i in spec.inputs]))
+            read = refused if spec.kind == "refused" else rows
+            emitted = _emitted(number, spec, [(next(edges), i.static, read[i.source]) for i in spec.inputs])
+        if name_of(number) in refusing:
+            refused[number] = [row for row in emitted if is_refused(row[0])]
+            emitted = [row for row in emitted if not is_refused(row[0])]
+        rows.append(emitted)
     return rows
 
 
@@ -50,14 +57,21 @@ def _emitted(number: int, spec: StageSpec, inputs: list[tuple[int, bool, list[Ro
 
 
 def check_cut(shape: Shape, metadata: Metadata) -> None:
-    """The checkpoint is a consistent cut: on every edge, each row that was sent was read once, or is in flight."""
+    """The checkpoint is a consistent cut: on every edge, each row that was sent was read once, or is in flight.
+
+    No refused row is in flight: the checkpoint that commits the rows beside it commits it, too.
+    """
     sent = total(ghost.sent for ghost in metadata.ghosts.values())
     found = total(ghost.read for ghost in metadata.ghosts.values())
     edge_of = {channel.name: channel.edge for channel in shape.channels}
+    refused = {channel.name for channel in shape.channels if channel.refused}
     for state in metadata.states.values():
         waiting = [*state.output.items(), *[(name, pinned.in_flight) for name, pinned in state.channels.items()]]
         for name, elements in waiting:
-            found[edge_of[name]] += tally([element[0] for element in elements if type(element) is tuple])
+            in_flight = tally([element[0] for element in elements if type(element) is tuple])
+            if in_flight and name in refused:
+                raise Violation(f"checkpoint {metadata.pointer.checkpoint_id}, {name}: {describe(in_flight)} refused, in flight")
+            found[edge_of[name]] += in_flight
     for edge in sent.keys() | found.keys():
         reads = shape.pipeline.edges[edge - 1]
         expected = sent[edge] * (shape.stages[number_of(reads.target)].instances if reads.input.mode == "static" else 1)

@@ -33,7 +33,7 @@ from dagster_checkpoints.execution.ownership import OwnershipSteps
 from dagster_checkpoints.execution.restored_channels import first_elements
 from dagster_checkpoints.execution.shared_files import SharedNames
 from dagster_checkpoints.execution.split_enumerators import SplitEnumerator, SplitEnumerators
-from dagster_checkpoints.execution.task_machine import TaskMachine
+from dagster_checkpoints.execution.task_machine import TaskMachine, config_of_task
 from dagster_checkpoints.pipeline import connected_regions
 from dagster_checkpoints.state import (
     recording,
@@ -109,6 +109,13 @@ FAULTS = (
         BatchLimit._has_room,
         "taken == 0 or",
         "",
+    ),
+    Fault(
+        "a barrier overtakes refused rows",
+        config_of_task,
+        "config.aligned() if first.takes_refused_rows else config",
+        "config",
+        "refused",
     ),
     Fault("an ended channel holds event time back", WatermarkValve.end, '"drain" if drain else "suspend"', "state.ended"),
     Fault("event time goes back in a restore", WatermarkValve.restore, "self._recompute()", "self._output -= 1_000"),

@@ -21,6 +21,7 @@ from simulation.shapes import (
     ENDING,
     FAN_IN,
     IN_FLIGHT,
+    REFUSED,
     REGIONS,
     SPLITS,
     STATEFUL,
@@ -86,7 +87,7 @@ def random_scenario(seed: int, theme: str = "") -> Scenario:
     """The scenario of a seed, of the given theme; of a random one by default."""
     r = random.Random(seed)
     chosen = r.choices(list(THEMES), [often for often, _ in THEMES.values()])[0]
-    theme = theme or chosen
+    theme = theme or ("refused" if seed % 29 == 26 else chosen)
     stateful = theme == "rescaling" or (theme == "tasks" and r.random() < 0.5)
     family = STATEFUL if stateful else _FAMILIES.get(theme, ANY)
     stages = random_stages(seed % SHAPES, family)
@@ -207,12 +208,25 @@ THEMES: dict[str, tuple[int, str]] = {
     "rescaling": (5, "suspend:12 savepoint:12 crash:01 task:001 end_source:01 checkpoint:012 restart:345"),
     "apart": (4, "checkpoint:567 crash:456 savepoint:01 suspend:01 task:01 end_source:12 lose:12 restart:789"),
     "in flight": (4, "checkpoint:456 crash:456 suspend:001 task:001 end_source:01 restart:789"),
+    "refused": (
+        0,
+        "task:012 crash:012 upload:01 decline:012 commit:01 finish:01 snapshot:01 checkpoint:123 savepoint:01 suspend:01 "
+        "drain:01 end_source:01 restart:234 repeat:012 lose:01",
+    ),
 }
 """By theme: its weight, and the possible budgets of each fault and request, one digit each.
 
 Related faults together find more than a few of every kind.
 """
-_FAMILIES = {"apart": APART, "ends": ENDING, "fan-in": FAN_IN, "in flight": IN_FLIGHT, "regions": REGIONS, "splits": SPLITS}
+_FAMILIES = {
+    "apart": APART,
+    "ends": ENDING,
+    "fan-in": FAN_IN,
+    "in flight": IN_FLIGHT,
+    "refused": REFUSED,
+    "regions": REGIONS,
+    "splits": SPLITS,
+}
 _BUDGETS = {theme: [part.split(":") for part in budgets.split()] for theme, (_, budgets) in THEMES.items()}
 
 

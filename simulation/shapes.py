@@ -52,6 +52,7 @@ class Family:
         regions: number of pipelines, side by side, that make up one.
         split: probability that a source is a split source: of a bounded, and of an unbounded one.
         static: probability that a stage reads a bounded one as a static input.
+        refused: probability that a stage refuses rows, which another stage commits.
 
     Wide pipelines are rare: with 3 or 4 instances a stage, a world has nearly twice as many steps, which find fewer faults.
     """
@@ -64,6 +65,7 @@ class Family:
     regions: int = 1
     split: tuple[float, float] = (0.25, 0.0)
     static: float = 0.15
+    refused: float = 0.0
 
 
 ANY = Family()
@@ -86,6 +88,8 @@ FAN_IN = Family((4, 3, 1), (3, 1), 0.6, ("map", "window", "window", "totals", "b
 SPLITS = Family((4, 3, 1), (0, 3, 1), 0.6, ("map", "map", "totals", "buffer"), split=(0.9, 0.9))
 """Small pipelines with split sources."""
 
+REFUSED = Family((0, 4, 3, 1), (4, 3, 1), 0.4, refused=0.6)
+"""Pipelines of stages with a quarantine."""
 REGIONS = Family((4, 4, 1), (4, 1), 0.4, ("map", "window", "totals", "buffer", "union"), regions=2)
 """Pipelines of two parts that no edge connects."""
 
@@ -167,6 +171,10 @@ class _Apart(_Plain):
         raise AssertionError("simulated stages are run by `operators`")
 
 
+class _Refused(_Plain):
+    takes_refused_rows = True
+
+
 class _Sink:
     supported_output_modes = frozenset({"append"})
 
@@ -178,6 +186,7 @@ class ChannelSpec(msgspec.Struct, frozen=True):
         edge: number of the edge, from 1.
         keyed: whether rows are distributed by key over the channels of the same edge and producer.
         groups: number of key groups of the stage that reads.
+        refused: whether it carries the rows that the producer refuses.
     """
 
     id: ChannelId
@@ -188,6 +197,7 @@ class ChannelSpec(msgspec.Struct, frozen=True):
     static: bool
     keyed: bool
     groups: int
+    refused: bool = False
 
 
 class TaskSpec(msgspec.Struct, frozen=True):
@@ -254,7 +264,10 @@ def _connected_stages(r: random.Random, family: Family) -> tuple[StageSpec, ...]
             specs.append(_derived(r, specs, bounded, width, family))
         bounded.append(specs[-1].kind != "unbounded" and all(bounded[i.source] for i in specs[-1].inputs))
     read = {i.source for spec in specs for i in spec.inputs}
-    return tuple(msgspec.structs.replace(spec, sink=number not in read or r.random() < 0.2) for number, spec in enumerate(specs))
+    specs = [msgspec.structs.replace(spec, sink=number not in read or r.random() < 0.2) for number, spec in enumerate(specs)]
+    for number in [number for number in range(len(specs)) if family.refused and r.random() < family.refused]:
+        specs.append(StageSpec("refused", specs[number].instances, (InputSpec(number, StageInput()),), sink=True))
+    return tuple(specs)
 
 
 def _fan_in(r: random.Random, family: Family) -> list[StageSpec]:
@@ -409,7 +422,9 @@ def shape_of(stages: tuple[StageSpec, ...], chaining: bool) -> Shape:
             inputs[consumer].append(len(channels))
             keyed = group.key is not None
             groups = stages[number_of(group.edge.target)].key_groups
-            channels.append(ChannelSpec(identity, str(identity), edge, group.producer, consumer, group.static, keyed, groups))
+            refused = group.edge.refused
+            spec = ChannelSpec(identity, str(identity), edge, group.producer, consumer, group.static, keyed, groups, refused)
+            channels.append(spec)
         outputs[group.producer].append(tuple(range(first, len(channels))))
     tasks = []
     for vertex in graph.vertices:
@@ -421,9 +436,12 @@ def shape_of(stages: tuple[StageSpec, ...], chaining: bool) -> Shape:
     return Shape(stages, pipeline, chains, graph, tuple(tasks), tuple(channels))
 
 
+_MADE: dict[str, type[Stage]] = {"totals": _Flushing, "buffer": _Flushing, "refused": _Refused}
+
+
 @lru_cache(maxsize=4096)
 def _stage(number: int, spec: StageSpec) -> Stage:
-    made = _Split if spec.enumerated else _Apart if spec.apart else _Flushing if spec.kind in ("totals", "buffer") else _Plain
+    made = _Split if spec.enumerated else _Apart if spec.apart else _MADE.get(spec.kind, _Plain)
     return made(
         name_of(number),
         uid=f"u{number}" if number % 2 else None,  # as if the stage had been renamed

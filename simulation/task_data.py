@@ -16,9 +16,9 @@ from dagster_checkpoints.execution.input_gate import InputGate
 from dagster_checkpoints.execution.output_event_time import OutputEventTime
 from dagster_checkpoints.execution.restored_channels import gate_channel
 from dagster_checkpoints.execution.task_events import PinSnapshot, WatermarkReached
-from dagster_checkpoints.execution.task_machine import TaskMachine
+from dagster_checkpoints.execution.task_machine import TaskMachine, config_of_task
 from dagster_checkpoints.pipeline import TaskId
-from simulation.channels import ONE, Channel, Ghost, Output, Row, Snapshot, owner_of, source_row, source_watermark
+from simulation.channels import ONE, Channel, Ghost, Output, Row, Snapshot, is_refused, owner_of, source_row, source_watermark
 from simulation.operators import Forward, Operator, Union, operator
 from simulation.shapes import name_of
 from simulation.sinks import TaskFailure, TaskSink
@@ -35,7 +35,7 @@ class TaskData:
     __slots__ = (
         "attempt", "bound", "closed", "contents", "done", "ended_with", "event_time", "fail_at", "failed", "finished_operators",
         "gate", "head", "id", "inputs", "left", "life", "machine", "max_watermark_sent", "number", "opening", "operators",
-        "output", "outputs", "process", "read", "reading", "records_of", "retired", "sink", "source", "splits",
+        "output", "outputs", "process", "read", "reading", "records_of", "refuses", "retired", "sink", "source", "splits",
         "started", "stateful", "stopped_by", "streams", "tables", "valve_seen", "written",
     )  # fmt: skip
 
@@ -48,6 +48,7 @@ class TaskData:
         self.inputs = tuple([channels[n] for n in spec.inputs])
         self.streams = tuple([c for c in self.inputs if not c.static])
         self.outputs = tuple([Output([channels[n] for n in output]) for output in spec.outputs])
+        self.refuses = any(output.refused for output in self.outputs)
         self.sink: TaskSink | None = None
         self.operators = [operator(stage, shape.stages[stage], spec.id.index) for stage in spec.stages]
         for op, (position, edge) in zip(self.operators, spec.forwards, strict=False):
@@ -109,7 +110,7 @@ class TaskData:
         ended = self.source and (name_of(self.head), names[self.id.index]) in self.process.ended_sources
         return TaskMachine(
             self.id,
-            self.process.config,
+            config_of_task(self.process.config, self.process.shape.pipeline.stage(name_of(self.head))),
             channels,
             restored.valve,
             bounded=self.source == "bounded" or bool(ended),
@@ -270,11 +271,14 @@ class TaskData:
         """A row leaves the task."""
         if self.finished_operators:
             raise Violation(f"{self.id} emits a row after finish()")
-        if self.sink is not None:
+        refused = self.refuses and is_refused(uid)
+        if self.sink is not None and not refused:
             self.sink.rows.append(uid)
             self.written += ONE + uid
         row = (uid, ts, key)
         for output in self.outputs:
+            if output.refused is not refused:
+                continue
             output.sent += ONE + uid
             channels = output.channels
             if output.static or len(channels) == 1:
@@ -301,9 +305,15 @@ class TaskData:
             self.send(mark)
 
     def overtake(self, taken: Snapshot, barrier: CheckpointBarrier) -> None:
-        """Put the barrier before all elements that wait on the outputs, and keep these in the snapshot."""
+        """Put the barrier before all elements that wait on the outputs, and keep these in the snapshot.
+
+        Not before refused rows: on Spark an output buffers nothing, and their reader decides.
+        """
         for output in self.outputs:
             for channel in output.channels:
+                if output.refused:
+                    channel.sent.append(BarrierMark(barrier))
+                    continue
                 taken.output[channel.name] = tuple([e for e in channel.sent if not isinstance(e, BarrierMark | CancelMark)])
                 channel.sent.appendleft(BarrierMark(barrier))
 

@@ -6,7 +6,7 @@ No run on Spark reaches other values than the defaults of `checkpoints_after_tas
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dagster_checkpoints.coordination.errors import InvalidCheckpointConfig
@@ -95,6 +95,10 @@ class CheckpointConfig:
     def _check(self, name: str, valid: bool, expected: str) -> None:
         if not valid:
             raise InvalidCheckpointConfig(f"Checkpoint setting {name} is {getattr(self, name)!r}; expected {expected}.")
+
+    def aligned(self) -> CheckpointConfig:
+        """The same settings for a task at which no barrier overtakes records."""
+        return replace(self, unaligned=False, aligned_checkpoint_timeout=None)
 
     @property
     def overtakes_at_once(self) -> bool:

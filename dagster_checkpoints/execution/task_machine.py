@@ -84,9 +84,24 @@ from dagster_checkpoints.execution.task_events import (
     TaskOpened,
     UnreadBarrier,
 )
-from dagster_checkpoints.pipeline import TaskId
+from dagster_checkpoints.pipeline import Stage, TaskId
 
 _RUNNING = LifecycleState.RUNNING  # read at every event, and a look-up in an enumeration is slow
+
+
+def config_of_task(config: CheckpointConfig, first: Stage) -> CheckpointConfig:
+    """The settings of checkpointing of a task.
+
+    Where rows arrive that the stage in front refuses, no barrier overtakes them: they belong to the same checkpoint as the rows
+    that it has passed. Such a task has one input, and few rows.
+
+    Args:
+        config: the settings of the job.
+        first: the first stage of the task's chain.
+
+    Source: Flink's `StreamEdge.supportsUnalignedCheckpoints`.
+    """
+    return config.aligned() if first.takes_refused_rows else config
 
 
 class TaskMachine:

@@ -37,6 +37,8 @@ from dagster_checkpoints.pipeline.edges import (
 from dagster_checkpoints.pipeline.errors import PipelineDefinitionError, UnknownStageError
 from dagster_checkpoints.pipeline.event_time import Watermark, interval_ms
 from dagster_checkpoints.pipeline.graph import Pipeline, StageEdge
+from dagster_checkpoints.pipeline.quarantine import REFUSED_BY, REFUSED_IN_CHECKPOINT, Condition, Quarantine, RefusedRowLimit
+from dagster_checkpoints.pipeline.refused_rows import RefusedRows
 from dagster_checkpoints.pipeline.regions import connected_regions
 from dagster_checkpoints.pipeline.signatures import SourceLocation
 from dagster_checkpoints.pipeline.split_sources import DiscoveryContext, FunctionSplitSource, SplitSource, split_source
@@ -45,6 +47,8 @@ from dagster_checkpoints.pipeline.stages import OutputMode, Stage, StageKind
 from dagster_checkpoints.pipeline.watermark_reach import WatermarkReach, watermark_reach
 
 __all__ = [
+    "REFUSED_BY",
+    "REFUSED_IN_CHECKPOINT",
     "BroadcastState",
     "Chain",
     "ChannelGroup",
@@ -52,6 +56,7 @@ __all__ = [
     "CheckEvaluation",
     "CommitCheck",
     "CommitCheckResult",
+    "Condition",
     "DiscoveryContext",
     "EdgePattern",
     "ExecutionGraph",
@@ -63,6 +68,9 @@ __all__ = [
     "OutputMode",
     "Pipeline",
     "PipelineDefinitionError",
+    "Quarantine",
+    "RefusedRowLimit",
+    "RefusedRows",
     "SourceLocation",
     "SplitSource",
     "Stage",

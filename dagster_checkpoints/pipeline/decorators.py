@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 from dagster_checkpoints.pipeline.checks import CheckFunction, CommitCheck
 from dagster_checkpoints.pipeline.errors import InvalidWatermarkError, StageSignatureError
 from dagster_checkpoints.pipeline.event_time import Watermark
+from dagster_checkpoints.pipeline.quarantine import Quarantine
 from dagster_checkpoints.pipeline.signatures import SourceLocation, function_inputs, locate
 from dagster_checkpoints.pipeline.stages import OutputMode, Stage, StageContext, StageInput, StageKind
 
@@ -82,6 +83,7 @@ def stage(
     inputs: Mapping[str, StageInput] | None = None,
     sink: Any = None,
     checks: Sequence[CommitCheck | CheckFunction] | None = None,
+    quarantine: Quarantine | None = None,
     instances: Sequence[str] | None = None,
     event_time: str | tuple[str, str] | None = None,
     output_mode: OutputMode = "append",
@@ -97,6 +99,7 @@ def stage(
     inputs: Mapping[str, StageInput] | None = None,
     sink: Any = None,
     checks: Sequence[CommitCheck | CheckFunction] | None = None,
+    quarantine: Quarantine | None = None,
     instances: Sequence[str] | None = None,
     event_time: str | tuple[str, str] | None = None,
     output_mode: OutputMode = "append",
@@ -114,6 +117,7 @@ def stage(
         inputs: Options for some of the inputs, by the upstream stage's name.
         sink: Where the output is committed to; needed where no other stage reads it.
         checks: Checks of the rows that the sink commits, see :func:`commit_check`.
+        quarantine: Where rows go that do not meet conditions, see :class:`Quarantine`.
         instances: Names of the parallel instances; one by default.
         event_time: Event-time column of the output, where it is not that of the (first) input that has one; (column,
             lateness) where rows of the output may be older than the input's watermark: the lateness is the largest difference.
@@ -143,6 +147,7 @@ def stage(
             inputs=inputs,
             sink=sink,
             checks=checks,
+            quarantine=quarantine,
             instances=instances,
             event_time=event_time,
             output_mode=output_mode,
@@ -163,6 +168,7 @@ def bounded_source(
     instances: Sequence[str] | None = None,
     sink: Any = None,
     checks: Sequence[CommitCheck | CheckFunction] | None = None,
+    quarantine: Quarantine | None = None,
     event_time: str | None = None,
     name: str | None = None,
     uid: str | None = None,
@@ -176,6 +182,7 @@ def bounded_source(
     instances: Sequence[str] | None = None,
     sink: Any = None,
     checks: Sequence[CommitCheck | CheckFunction] | None = None,
+    quarantine: Quarantine | None = None,
     event_time: str | None = None,
     name: str | None = None,
     uid: str | None = None,
@@ -188,6 +195,7 @@ def bounded_source(
         instances: Names of the parallel instances; `context.instance` is the one that calls the function.
         sink: Where the output is committed to.
         checks: Checks of the rows that the sink commits, see :func:`commit_check`.
+        quarantine: Where rows go that do not meet conditions, see :class:`Quarantine`.
         event_time: The watermark's column, if given; no other is allowed.
         name: Name of the stage; by default the function's name.
         uid: Identity of the stage in checkpoints; by default its name. See :class:`Stage`.
@@ -200,7 +208,9 @@ def bounded_source(
         ... def flights_history(context):
         ...     return context.spark.readStream.schema(FLIGHTS).option("maxFileAge", "36500d").parquet(HISTORY)
     """
-    return _source(StageKind.BOUNDED_SOURCE, function, watermark, idle_after, instances, sink, checks, event_time, name, uid)
+    return _source(
+        StageKind.BOUNDED_SOURCE, function, watermark, idle_after, instances, sink, checks, quarantine, event_time, name, uid
+    )
 
 
 @overload
@@ -213,6 +223,7 @@ def unbounded_source(
     instances: Sequence[str] | None = None,
     sink: Any = None,
     checks: Sequence[CommitCheck | CheckFunction] | None = None,
+    quarantine: Quarantine | None = None,
     event_time: str | None = None,
     name: str | None = None,
     uid: str | None = None,
@@ -226,12 +237,15 @@ def unbounded_source(
     instances: Sequence[str] | None = None,
     sink: Any = None,
     checks: Sequence[CommitCheck | CheckFunction] | None = None,
+    quarantine: Quarantine | None = None,
     event_time: str | None = None,
     name: str | None = None,
     uid: str | None = None,
 ) -> FunctionStage | Callable[[StageFunction], FunctionStage]:
     """Make a source of a function that reads until it is stopped; arguments as of :func:`bounded_source`."""
-    return _source(StageKind.UNBOUNDED_SOURCE, function, watermark, idle_after, instances, sink, checks, event_time, name, uid)
+    return _source(
+        StageKind.UNBOUNDED_SOURCE, function, watermark, idle_after, instances, sink, checks, quarantine, event_time, name, uid
+    )
 
 
 def _source(
@@ -242,6 +256,7 @@ def _source(
     instances: Sequence[str] | None,
     sink: Any,
     checks: Sequence[CommitCheck | CheckFunction] | None,
+    quarantine: Quarantine | None,
     event_time: str | None,
     name: str | None,
     uid: str | None,
@@ -257,6 +272,7 @@ def _source(
             instances=instances,
             sink=sink,
             checks=checks,
+            quarantine=quarantine,
             event_time=event_time,
         )
 

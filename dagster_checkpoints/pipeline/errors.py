@@ -125,5 +125,9 @@ class InvalidCommitCheckError(PipelineDefinitionError):
     """A check of a stage's commits is no function of the rows, or the stage has no sink, or two checks have the same name."""
 
 
+class InvalidQuarantineError(PipelineDefinitionError):
+    """The conditions or limits of a quarantine cannot be used, or it does not fit its stage."""
+
+
 class OverlappingSinksError(PipelineDefinitionError):
     """The sinks of two stages write to the same location, or one location contains the other."""

@@ -33,6 +33,7 @@ from dagster_checkpoints.pipeline.errors import (
     UnusedStageError,
 )
 from dagster_checkpoints.pipeline.names import check_name, suggestion
+from dagster_checkpoints.pipeline.refused_rows import with_refused_rows
 from dagster_checkpoints.pipeline.stages import Stage, StageKind
 
 __all__ = ["EdgePattern", "Pipeline", "StageEdge", "pointwise_consumers", "pointwise_producers"]
@@ -47,12 +48,14 @@ class StageEdge:
         target: Name of the downstream stage.
         input: The options of the target's input.
         pattern: Which instances the edge joins.
+        refused: Whether it carries the rows that the source's quarantine refuses, and not those that it passes.
     """
 
     source: str
     target: str
     input: StageInput
     pattern: EdgePattern
+    refused: bool = False
 
 
 class Pipeline:
@@ -60,8 +63,8 @@ class Pipeline:
 
     Args:
         name: Name of the pipeline: letters, digits and underscores; part of the path of its checkpoints.
-        stages: The stages, in any order. The attribute `stages` has them in topological order; among stages that do not depend
-            on each other the given order is kept.
+        stages: The stages, in any order. The attribute `stages` has them in topological order, with the stages of refused rows
+            (:class:`Quarantine`); among stages that do not depend on each other the given order is kept.
         chaining: Whether stages may share a Spark query (DESIGN "Chains").
 
     Raises:
@@ -71,7 +74,7 @@ class Pipeline:
     def __init__(self, name: str, stages: Iterable[Stage], chaining: bool = True) -> None:
         self.name = check_name("pipeline", name)
         self.chaining = chaining
-        self._by_name = _by_name(name, list(stages))
+        self._by_name = _by_name(name, with_refused_rows(stages))
         self._check_inputs_exist()
         self.stages: tuple[Stage, ...] = _topological_order(self._by_name)
         self.edges: tuple[StageEdge, ...] = tuple(
@@ -85,7 +88,7 @@ class Pipeline:
             self._derive(each)
         self._check_static_inputs_end()
         for each in self.stages:
-            _check_output(each, self._downstream[each.name])
+            _check_output(each, [name for name in self._downstream[each.name] if not self._by_name[name].takes_refused_rows])
             self._check_bounded_sink(each)
         _check_sinks_apart(self.stages)
 
@@ -163,7 +166,8 @@ class Pipeline:
             self._event_time[stage.name] = stage.watermark.column if stage.watermark else None
             self._lateness_ms[stage.name] = stage.watermark.lateness_ms if stage.watermark else None
             return
-        streams = [name for name, options in stage.inputs.items() if options.mode == "stream"]
+        # Refused rows have no event time: it may be what is wrong with them.
+        streams = [name for name, how in stage.inputs.items() if how.mode == "stream" and not stage.takes_refused_rows]
         columns = [self._event_time[name] for name in streams]
         lateness = [ms for name in streams if (ms := self._lateness_ms[name]) is not None]
         self._bounded[stage.name] = all(self._bounded[name] for name in stage.inputs)
@@ -275,7 +279,7 @@ def _cycle(by_name: Mapping[str, Stage], blocked: set[str]) -> StageCycleError:
 
 def _edge(source: Stage, target: Stage, options: StageInput) -> StageEdge:
     if options.mode == "static" or options.key is not None or options.edge == "all_to_all":
-        return StageEdge(source.name, target.name, options, EdgePattern.ALL_TO_ALL)
+        return StageEdge(source.name, target.name, options, EdgePattern.ALL_TO_ALL, target.takes_refused_rows)
     # One instance on each side cannot be confused, so their names may differ.
     if source.parallelism == target.parallelism > 1 and source.instances != target.instances:
         pairs = zip(source.instances, target.instances, strict=True)
@@ -286,7 +290,7 @@ def _edge(source: Stage, target: Stage, options: StageInput) -> StageEdge:
             f"{list(target.instances)}. Give both the same instances in the same order, or distribute the "
             f'rows with StageInput(edge="all_to_all") or StageInput(key=...).'
         )
-    return StageEdge(source.name, target.name, options, EdgePattern.POINTWISE)
+    return StageEdge(source.name, target.name, options, EdgePattern.POINTWISE, target.takes_refused_rows)
 
 
 def _check_output(stage: Stage, consumers: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ from dagster_checkpoints.pipeline.durations import no_seconds
 from dagster_checkpoints.pipeline.edges import StageInput
 from dagster_checkpoints.pipeline.errors import InvalidSplitError, InvalidSplitSourceError
 from dagster_checkpoints.pipeline.event_time import Watermark
+from dagster_checkpoints.pipeline.quarantine import Quarantine
 from dagster_checkpoints.pipeline.signatures import SourceLocation, locate
 from dagster_checkpoints.pipeline.stages import Stage, StageKind
 
@@ -241,6 +242,7 @@ def split_source(
     instances: Sequence[str] | None = None,
     sink: Any = None,
     checks: Sequence[CommitCheck | CheckFunction] | None = None,
+    quarantine: Quarantine | None = None,
     name: str | None = None,
     uid: str | None = None,
 ) -> Callable[[ReadFunction], FunctionSplitSource]:
@@ -258,6 +260,7 @@ def split_source(
         instances: Names of the parallel instances.
         sink: Where the output is committed to.
         checks: Checks of the rows that the sink commits, see :func:`commit_check`.
+        quarantine: Where rows go that do not meet conditions, see :class:`Quarantine`.
         name: Name of the stage; by default the function's name.
         uid: Identity of the stage in checkpoints; by default its name. See :class:`Stage`.
 
@@ -284,6 +287,7 @@ def split_source(
             instances=instances,
             sink=sink,
             checks=checks,
+            quarantine=quarantine,
         )
 
     return decorate

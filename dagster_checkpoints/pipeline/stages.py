@@ -28,6 +28,7 @@ from dagster_checkpoints.pipeline.errors import (
 from dagster_checkpoints.pipeline.event_time import Watermark, read_event_time
 from dagster_checkpoints.pipeline.names import check_name
 from dagster_checkpoints.pipeline.number_values import is_count
+from dagster_checkpoints.pipeline.quarantine import Quarantine, checked_quarantine
 from dagster_checkpoints.pipeline.signatures import SourceLocation, locate, method_inputs
 from dagster_checkpoints.pipeline.state_partitions import check_state_partitions
 
@@ -85,6 +86,7 @@ class Stage:
         instances: Names of the stage's parallel instances.
         sink: Where the stage's output is committed to.
         checks: Checks of the rows that the sink commits, see :func:`commit_check`.
+        quarantine: Conditions on the rows of the output, and where the rows go that do not meet them; see :class:`Quarantine`.
         watermark: Event time, at a source only: a :class:`Watermark` or (column, lateness).
         event_time: Event-time column of the output where it is not that of the input; (column, lateness) where its rows
             may be older than the input's watermark: the lateness ("10 minutes") is the largest difference.
@@ -115,6 +117,7 @@ class Stage:
     instances: tuple[str, ...] = DEFAULT_INSTANCES
     sink: Any = None
     checks: tuple[CommitCheck, ...] = ()
+    quarantine: Quarantine | None = None
     watermark: Watermark | None = None
     event_time: str | tuple[str, str] | None = None
     output_mode: OutputMode = "append"
@@ -123,6 +126,9 @@ class Stage:
     state_partitions: int | None = None
     split_interval: float | None = None
     """Of a split source: seconds between two discoveries of splits. None for other stages."""
+
+    takes_refused_rows: bool = False
+    """Whether it gets the rows that the quarantine of the stage that it reads refuses, see `refused_rows.py`."""
 
     event_time_column: str | None = None
     """The column that `event_time` names; None where it names none."""
@@ -140,6 +146,7 @@ class Stage:
         instances: Sequence[str] | None = None,
         sink: Any = None,
         checks: Sequence[CommitCheck | CheckFunction] | None = None,
+        quarantine: Quarantine | None = None,
         watermark: Watermark | tuple[str, str] | None = None,
         event_time: str | tuple[str, str] | None = None,
         output_mode: OutputMode | None = None,
@@ -165,6 +172,8 @@ class Stage:
         self.event_time = self.event_time if event_time is None else event_time
         self.event_time_column, self.event_time_lateness_ms = self._check_event_time(self.event_time)
         self.output_mode = self._check_output_mode(self.output_mode if output_mode is None else output_mode)
+        quarantine = self.quarantine if quarantine is None else quarantine
+        self.quarantine = checked_quarantine(quarantine, self.checks, self.output_mode, self.where)
         if max_rows_per_trigger is not None:
             self.max_rows_per_trigger = max_rows_per_trigger
         self._check_batch_limit()

@@ -39,11 +39,16 @@ def code_version(stage: Stage) -> str | None:
         stage.output_mode,
         f"{type(stage.sink).__module__}.{type(stage.sink).__qualname__}",
     )
-    return hashlib.sha256(repr((sources, settings)).encode()).hexdigest()[:_LENGTH]
+    known: tuple[object, ...] = (sources, settings)
+    if stage.quarantine is not None:  # the source code of a function that is a condition is that of the stage's definition
+        known += ([condition for condition in stage.quarantine.conditions.items() if isinstance(condition[1], str)],)
+    return hashlib.sha256(repr(known).encode()).hexdigest()[:_LENGTH]
 
 
 def _code_of(stage: Stage) -> list[Any]:
     """The user's function, or the user's classes."""
+    if stage.takes_refused_rows:
+        return []  # the class is the plugin's
     if isinstance(stage, FunctionStage):
         return [inspect.unwrap(stage.function)]
     if isinstance(stage, FunctionSplitSource):

@@ -11,6 +11,9 @@ from typing import Any
 import dagster as dg
 
 from dagster_checkpoints.pipeline import CheckEvaluation, CommitCheckResult, Pipeline
+from dagster_checkpoints.pipeline.quarantine import CHECK as QUARANTINE
+
+_OF_QUARANTINE = "The number of rows that do not meet the stage's conditions is within its limits."
 
 
 def check_specs(pipeline: Pipeline, keys: Mapping[str, dg.AssetKey]) -> list[dg.AssetCheckSpec]:
@@ -20,11 +23,17 @@ def check_specs(pipeline: Pipeline, keys: Mapping[str, dg.AssetKey]) -> list[dg.
         pipeline: The pipeline.
         keys: Asset keys by stage.
     """
-    return [
+    declared = [
         dg.AssetCheckSpec(check.name, asset=keys[stage.name], description=check.description, blocking=check.blocking)
         for stage in pipeline.stages
         for check in stage.checks
     ]
+    counted = [
+        dg.AssetCheckSpec(QUARANTINE, asset=keys[stage.name], description=_OF_QUARANTINE, blocking=stage.quarantine.limited)
+        for stage in pipeline.stages
+        if stage.quarantine is not None and stage.sink is not None
+    ]
+    return [*declared, *counted]
 
 
 def of_all_instances(evaluations: Iterable[CheckEvaluation]) -> list[CheckEvaluation]:

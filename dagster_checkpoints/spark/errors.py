@@ -157,6 +157,10 @@ class OperatorStateError(DagsterCheckpointsError):
     repeats: ClassVar[bool] = True
 
 
+class StageQuarantineError(StageError):
+    """A condition of a stage's quarantine cannot be evaluated over its rows, or a column has a name that refused rows need."""
+
+
 class CommitCheckFailedError(DagsterCheckpointsError):
     """Rows did not pass a blocking check: the checkpoint that would commit them is declined, the task keeps running."""
 

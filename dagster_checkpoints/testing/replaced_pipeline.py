@@ -9,16 +9,18 @@ import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import functions as F
 
 from dagster_checkpoints.control import ControlRequest
 from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
-from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, StageKind
+from dagster_checkpoints.pipeline import REFUSED_IN_CHECKPOINT, Pipeline, Quarantine, RefusedRows, Stage, StageContext, StageKind
 from dagster_checkpoints.pipeline.errors import PipelineDefinitionError
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.job.events import CheckpointDone, FirstBatch, JobEvent, QueryStarted, SavepointDone
@@ -151,7 +153,10 @@ class ReplacedPipeline:
         found = {}
         for stage in self._kept:
             new = [file for file in sorted((self._output / stage).glob("checkpoint=*/*.parquet")) if file not in self._seen]
-            found[stage] = list(self._spark.read.parquet(*map(str, new)).collect()) if new else []
+            rows = self._spark.read.parquet(*map(str, new)) if new else None
+            if rows is not None and self._given.stage(stage).takes_refused_rows:
+                rows = rows.withColumn(REFUSED_IN_CHECKPOINT, F.lit(None).cast("bigint"))  # another run takes other checkpoints
+            found[stage] = list(rows.collect()) if rows is not None else []
             self._seen.update(new)
         return found
 
@@ -167,17 +172,28 @@ class ReplacedPipeline:
         """
         stages: list[Stage] = []
         for stage in self._given.stages:
+            if isinstance(stage, RefusedRows):
+                continue  # the pipeline adds it again
             last = not self._given.downstream(stage.name)
             sink = ParquetSink(self._output / stage.name) if last or stage.name in self._kept else None
             if stage.kind.is_source:
-                stages.append(_RowsOfTest(stage, self._schemas, self._inputs, sink, ends=ends))
+                stages.append(_RowsOfTest(stage, self._schemas, self._inputs, sink, self._quarantine(stage), ends=ends))
                 continue
             made = copy.copy(stage)
             made.sink = sink
             made.checks = stage.checks if sink is not None else ()
+            made.quarantine = self._quarantine(stage)
             made.instances = tuple((instances or {}).get(stage.name, stage.instances))
             stages.append(made)
         return Pipeline(self._given.name, stages, chaining=self._given.chaining)
+
+    def _quarantine(self, stage: Stage) -> Quarantine | None:
+        if stage.quarantine is None:
+            return None
+        [name] = [each.target for each in self._given.edges if each.source == stage.name and each.refused]
+        kept = name in self._kept or not self._given.downstream(name)
+        sink = ParquetSink(self._output / name) if kept else None
+        return replace(stage.quarantine, sink=sink, most_rows=None, most_share=None)  # limits are for many rows
 
     def other_instances(self) -> Iterator[dict[str, tuple[str, ...]]]:
         """The ways to give stages another number of instances that the pipeline allows: one more, and one less.
@@ -203,7 +219,14 @@ class _RowsOfTest(Stage):
     """Stands in for a source: reads the files that the test writes, one in each micro-batch."""
 
     def __init__(
-        self, source: Stage, schemas: Mapping[str, str], folders: Mapping[str, Path], sink: ParquetSink | None, *, ends: bool
+        self,
+        source: Stage,
+        schemas: Mapping[str, str],
+        folders: Mapping[str, Path],
+        sink: ParquetSink | None,
+        quarantine: Quarantine | None,
+        *,
+        ends: bool,
     ) -> None:
         super().__init__(
             source.name,
@@ -213,6 +236,7 @@ class _RowsOfTest(Stage):
             watermark=source.watermark,
             sink=sink,
             checks=source.checks if sink is not None else (),
+            quarantine=quarantine,
         )
         self._schemas = schemas
         self._folders = folders

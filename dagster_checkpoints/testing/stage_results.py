@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext
 from dagster_checkpoints.spark.query.plan_nodes import analyzed, items, nodes
+from dagster_checkpoints.spark.query.quarantined_rows import divided
 from dagster_checkpoints.spark.query.stage_calls import StageCall, open_stage, transform_stage
 from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
 
@@ -53,10 +54,20 @@ def batch_results(pipeline: Pipeline, sources: Mapping[str, DataFrame], spark: S
         StageError: A stage raised.
     """
     found = dict(sources)
+    refused: dict[str, DataFrame] = {}
     for stage in pipeline.stages:
         if stage.name not in found:
-            found[stage.name] = stage_result(stage, found, spark)
+            found[stage.name] = stage_result(stage, refused if stage.takes_refused_rows else found, spark)
+        found[stage.name] = _passed(stage, found[stage.name], refused)
     return found
+
+
+def _passed(stage: Stage, rows: DataFrame, refused: dict[str, DataFrame]) -> DataFrame:
+    """The rows that a stage passes on; those that its quarantine refuses are put into `refused`."""
+    if stage.quarantine is None:
+        return rows
+    passed, refused[stage.name] = divided(stage.quarantine, rows)
+    return passed
 
 
 def stage_result(stage: Stage, available: Mapping[str, DataFrame], spark: SparkSession) -> DataFrame:
@@ -90,21 +101,23 @@ def stage_result(stage: Stage, available: Mapping[str, DataFrame], spark: SparkS
 def findings(pipeline: Pipeline, sources: Mapping[str, DataFrame], spark: SparkSession) -> list[str]:
     """What a look at the plans shows of stages whose result depends on more than the rows of their inputs."""
     available = dict(sources)
+    refused: dict[str, DataFrame] = {}
     texts = []
     for stage in pipeline.stages:
-        if stage.name in available:
-            continue
+        given, inputs = stage.name in sources, refused if stage.takes_refused_rows else available
         with _counting_jobs(spark) as jobs:
-            frame = stage_result(stage, available, spark)
-        known = set().union(*(_outside(analyzed(available[name])) for name in stage.inputs))
-        found = sorted(_outside(analyzed(frame)) - known)
-        if not stage.overrides_process_batch and not stage.overrides_finish:  # these may do what they like with a micro-batch
+            frame = available[stage.name] if given else stage_result(stage, inputs, spark)
+            available[stage.name] = _passed(stage, frame, refused)
+        read = [frame] if given else [inputs[name] for name in stage.inputs]
+        known = set().union(*(_outside(analyzed(each)) for each in read))
+        found = sorted(_outside(analyzed(available[stage.name])) - known)
+        if not given and not stage.overrides_process_batch and not stage.overrides_finish:
+            # Others may do what they like with a micro-batch.
             if jobs:
                 found.append(_EVALUATES.format(jobs=len(jobs)))
-            elif not found and _text(frame) != _text(stage_result(stage, available, spark)):
+            elif not found and _text(frame) != _text(stage_result(stage, inputs, spark)):
                 found.append(_CHANGES)
         texts += [f"Stage {stage.name!r} ({stage.location}) {what}" for what in found]
-        available[stage.name] = frame
     return texts
 
 

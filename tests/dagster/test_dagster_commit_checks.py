@@ -16,11 +16,16 @@ from dagster_checkpoints import (
     CommitCheckResult,
     ParquetSink,
     Pipeline,
+    Quarantine,
+    bounded_source,
     commit_check,
     pipeline_assets,
+    stage,
     unbounded_source,
 )
+from dagster_checkpoints.control import read_status
 from dagster_checkpoints.spark.job.events import CommitRefused, JobEvent, SinkCommitted
+from dagster_checkpoints.storage import CheckpointStorage, open_store
 
 pytestmark = pytest.mark.usefixtures("spark")
 SALES = dg.AssetKey("sales")
@@ -122,3 +127,46 @@ def sample(materialization: dg.AssetMaterialization) -> list[dict[str, Any]]:
     value = materialization.metadata["sample"]
     assert isinstance(value, dg.TableMetadataValue)
     return [dict(record.data) for record in value.records]
+
+
+def test_refused_rows_have_an_asset_and_their_number_is_a_check(
+    tmp_path: Path,
+    coordinator: Callable[..., CheckpointCoordinatorResource],
+    materialize: Callable[..., dg.ExecuteInProcessResult],
+) -> None:
+    quarantine = Quarantine({"is_even": "id % 2 = 0"}, sink=ParquetSink(tmp_path / "odd"), most_share=0.8)
+
+    @bounded_source(sink=ParquetSink(tmp_path / "even"), quarantine=quarantine, instances=["left", "right"])
+    def numbers(context):  # type: ignore[no-untyped-def]
+        return context.spark.range(5)
+
+    @stage(sink=ParquetSink(tmp_path / "total"))
+    def total(numbers):  # type: ignore[no-untyped-def]
+        return numbers
+
+    pipeline = Pipeline("checked_numbers", [numbers, total])
+
+    @pipeline_assets(pipeline=pipeline, key_prefix="shop")
+    def numbers_op(context: dg.AssetExecutionContext, checkpoint_coordinator: CheckpointCoordinatorResource):  # type: ignore[no-untyped-def]
+        yield from checkpoint_coordinator.run(pipeline, context=context)
+
+    counted = dg.AssetCheckKey(dg.AssetKey(["shop", "numbers"]), "quarantine")
+    odd, even = dg.AssetKey(["shop", "numbers_refused"]), dg.AssetKey(["shop", "numbers"])
+    assert [(spec.key, spec.blocking) for spec in numbers_op.check_specs] == [(counted, True)]
+    assert {key: {dep.asset_key for dep in spec.deps} for key, spec in numbers_op.specs_by_key.items()}[odd] == {even}
+    with dg.DagsterInstance.ephemeral() as instance:
+        materialize(numbers_op, coordinator(), raise_on_error=True, instance=instance)
+        shown = {key: instance.get_latest_materialization_event(key) for key in (odd, even)}
+        rows = {key: event.asset_materialization.metadata["rows"].value for key, event in shown.items()}  # type: ignore[union-attr]
+        assert rows == {odd: 4, even: 6}
+        record = instance.event_log_storage.get_latest_asset_check_execution_by_key([counted])[counted]
+        assert record.status.value == "SUCCEEDED"
+        found = record.event.dagster_event.asset_check_evaluation_data.metadata  # type: ignore[union-attr]
+        assert {label: value.value for label, value in found.items() if "rows" in label} == {
+            f"{instance}: {label}": number
+            for instance in ("left", "right")
+            for label, number in (("refused_rows", 2), ("rows", 5))
+        }
+    status = read_status(CheckpointStorage(open_store(str(tmp_path / "storage")), pipeline.name))
+    assert status is not None
+    assert {each.name: each.rows for each in status.stages} == {"numbers": 6, "numbers_refused": 4, "total": 6}

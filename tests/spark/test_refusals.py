@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 import dagster_checkpoints
 from dagster_checkpoints.errors import DagsterCheckpointsError
-from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
+from dagster_checkpoints.pipeline import Pipeline, Quarantine, Stage, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.job.plan_check import check_plans
@@ -31,7 +31,8 @@ DEFINITION = """
 ComponentAttributeError ConflictingDefinitionsError
 ChainLayoutError DuplicateAssetKeyError DuplicatePipelineError DuplicateStageError DuplicateUidError EmptyPipelineError
 InstancesMismatchError InvalidBatchLimitError InvalidCheckpointConfig InvalidCommitCheckError InvalidDurationError
-InvalidExecutionGraphError InvalidInstancesError InvalidNameError InvalidSplitSourceError InvalidStageInputError
+InvalidExecutionGraphError InvalidInstancesError InvalidNameError InvalidQuarantineError InvalidSplitSourceError
+InvalidStageInputError
 InvalidStatePartitionsError InvalidStorageUrl InvalidTestRowsError InvalidThresholdError
 InvalidWatermarkError MetricsUnavailableError NotAPipelineAssetError NotASourceError NotAStageError
 OutputModeError OverlappingSinksError PartitionedStageError
@@ -156,6 +157,11 @@ SHOWN: dict[str, Callable[[SparkSession], Pipeline]] = {
     ),
     "SourcePathError": source(lambda context: context.spark.readStream.schema(ROWS).parquet(directory_like_a_pattern())),
     "StageFailedError": behind(lambda flights: flights.select("nothing")),
+    "StageQuarantineError": behind(
+        lambda flights: flights,
+        sink=ParquetSink("/nothing"),
+        quarantine=Quarantine({"known": "nothing > 0"}, ParquetSink("/none")),
+    ),
     "StageQueryError": behind(lambda flights: flights.writeStream.format("noop").start()),
     "StageResultError": behind(lambda flights: None),
     "StageStreamError": behind(other_stream),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as F
 
-from dagster_checkpoints.spark.channels.segments import SegmentRowsError, Split, write_segment, write_split_segments
+from dagster_checkpoints.spark.channels.segments import SegmentRowsError, Split, write_parts, write_segment
 from dagster_checkpoints.state import owner_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def losing(spark: SparkSession, folder: Path) -> DataFrame:
 def test_a_segment_that_lacks_rows_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     for name, write in (
         ("whole", lambda frame, folder: write_segment(frame, folder)),
-        ("split", lambda frame, folder: write_split_segments(frame, folder, Split(1, "id", 128))),
+        ("split", lambda frame, folder: write_parts(frame, folder, Split(1, "id", 128).column())),
     ):
         folder = tmp_path / name
         with pytest.raises(
@@ -68,5 +68,5 @@ def test_rows_are_counted_whatever_the_plan(spark: SparkSession, tmp_path: Path)
         assert segment is not None and segment.rows == rows
     assert write_segment(ids.where("id < 0"), tmp_path / "none") is None
     assert write_segment(ids.limit(0), tmp_path / "empty") is None
-    parts = write_split_segments(ids, tmp_path / "split", Split(3, "k", 128))
+    parts = write_parts(ids, tmp_path / "split", Split(3, "k", 128).column())
     assert sum(part.rows for part in parts.values()) == 1000

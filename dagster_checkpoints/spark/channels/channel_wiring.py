@@ -112,7 +112,7 @@ def _output_edge(group: ChannelGroup, channels: tuple[Channel, ...], key_groups:
     split = None
     if not group.static and len(channels) > 1:
         split = Split(len(channels), group.key, key_groups)
-    return OutputEdge(group.edge.target, channels, split, group.static)
+    return OutputEdge(group.edge.target, channels, split, group.static, group.edge.refused)
 
 
 def restored_segment(segment: Segment, root: WorkPath) -> SegmentFiles:

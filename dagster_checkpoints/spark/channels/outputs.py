@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagster_checkpoints.pipeline import Quarantine
 from dagster_checkpoints.spark.channels.channel_log import Channel, LoggedElement, Records, SegmentFiles
-from dagster_checkpoints.spark.channels.segments import Split, write_segment, write_split_segments
+from dagster_checkpoints.spark.channels.segments import Split, write_parts, write_segment
 from dagster_checkpoints.spark.files.work_path import WorkPath
+from dagster_checkpoints.spark.query.quarantined_rows import not_met, with_reasons
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 
 if TYPE_CHECKING:
@@ -31,12 +33,29 @@ class OutputEdge:
         channels: The channels.
         split: The distribution of rows among the channels; None if each channel gets all rows.
         static: Whether the consumer reads them as a static input.
+        refused: Whether they carry the rows that the stage's quarantine refuses.
     """
 
     consumer: str
     channels: tuple[Channel, ...]
     split: Split | None
     static: bool
+    refused: bool = False
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A micro-batch that was written and is not emitted yet.
+
+    Attributes:
+        passed: The rows of the stage; None if there are none.
+        refused: Those that its quarantine refuses; None if there are none.
+        divided: By consumer and index of its instance, the rows of the edges on which each channel gets a part of them.
+    """
+
+    passed: SegmentFiles | None
+    refused: SegmentFiles | None
+    divided: dict[str, dict[int, SegmentFiles]]
 
 
 class TaskOutput:
@@ -48,6 +67,11 @@ class TaskOutput:
         to_sink: Receives every whole segment before the channels do; None without a sink.
         max_queued_bytes: Size of the unread segments of a channel, in bytes, from which the task waits for its consumer; static
             inputs have no limit.
+        quarantine: The stage's conditions on its rows; None without.
+
+    Attributes:
+        rows: The number of rows emitted, without refused ones.
+        refused: The number of rows refused.
     """
 
     def __init__(
@@ -56,8 +80,11 @@ class TaskOutput:
         edges: Sequence[OutputEdge],
         to_sink: Callable[[SegmentFiles, int], None] | None,
         max_queued_bytes: int,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.rows = 0
+        self.refused = 0
+        self._quarantine = quarantine
         self._folder = folder
         self._edges = tuple(edges)
         self._to_sink = to_sink
@@ -96,51 +123,74 @@ class TaskOutput:
             Emits the batch, once. Takes Spark's number of the micro-batch, or the first free number for the rows that `finish`
             returned; returns the number of rows emitted.
         """
-        only = self._edges[0] if len(self._edges) == 1 and self._to_sink is None and process is None else None
+        alone = len(self._edges) == 1 and self._to_sink is None and process is None and self._quarantine is None
+        only = self._edges[0] if alone else None
         if only is not None and only.split is not None:
-            parts = write_split_segments(batch, self._next_folder(), only.split)
+            parts = write_parts(batch, self._next_folder(), only.split.column())
             if observe is not None:
                 observe(parts.values())
             return lambda batch_id: self._emit_split(only, parts)
-        segment = write_segment(batch, self._next_folder())
-        if observe is not None and segment is not None:
-            observe((segment,))
         if process is not None:
-            return lambda batch_id: self._process_and_emit(segment, process, batch_id, batch)
-        if segment is None:
-            return lambda batch_id: 0
-        divided = self._divided(segment, batch)
-        return lambda batch_id: self._emit(segment, divided, batch_id)
+            segment = write_segment(batch, self._next_folder())
+            if observe is not None and segment is not None:
+                observe((segment,))
+            return lambda batch_id: self._process_and_emit(segment, process, batch_id)
+        written = self._write(batch)
+        if observe is not None and written.passed is not None:
+            observe((written.passed,))
+        return lambda batch_id: self._emit(written, batch_id)
 
     def _process_and_emit(
-        self, segment: SegmentFiles | None, process: Callable[[SegmentFiles], DataFrame | None], batch_id: int, batch: DataFrame
+        self, segment: SegmentFiles | None, process: Callable[[SegmentFiles], DataFrame | None], batch_id: int
     ) -> int:
         whole = segment or SegmentFiles((), 0, ())
         whole.hold()
         processed = process(whole)
-        emitted = None if processed is None else write_segment(processed, self._next_folder())
+        written = None if processed is None else self._write(processed)
         whole.release()
-        return 0 if emitted is None else self._emit(emitted, self._divided(emitted, batch), batch_id)
+        return 0 if written is None else self._emit(written, batch_id)
 
-    def _divided(self, segment: SegmentFiles, batch: DataFrame) -> dict[str, dict[int, SegmentFiles]]:
-        """By consumer and index of its instance, a segment's rows; of the edges on which each channel gets a part of them."""
-        splits = {edge.consumer: edge.split for edge in self._edges if edge.split is not None}
-        whole = table_dataframe(batch.sparkSession, batch.schema, segment.files) if splits else batch
-        return {consumer: write_split_segments(whole, self._next_folder(), split) for consumer, split in splits.items()}
+    def _write(self, rows: DataFrame) -> _Written:
+        if self._quarantine is None:
+            passed, refused = write_segment(rows, self._next_folder()), None
+        else:
+            parts = write_parts(rows, self._next_folder(), not_met(self._quarantine, rows))
+            passed = parts.pop(0, None)
+            files = {number: part.files for number, part in parts.items()}
+            refused = write_segment(with_reasons(self._quarantine, rows, files), self._next_folder()) if parts else None
+            for part in parts.values():
+                part.hold()
+                part.release()
+        splits = {edge.consumer: edge.split for edge in self._edges if edge.split is not None} if passed is not None else {}
+        whole = table_dataframe(rows.sparkSession, rows.schema, passed.files) if splits and passed is not None else rows
+        divided = {name: write_parts(whole, self._next_folder(), split.column()) for name, split in splits.items()}
+        return _Written(passed, refused, divided)
 
-    def _emit(self, segment: SegmentFiles, divided: dict[str, dict[int, SegmentFiles]], batch_id: int) -> int:
-        segment.hold()
-        self.rows += segment.rows
+    def _emit(self, written: _Written, batch_id: int) -> int:
+        passed = written.passed
+        if written.refused is not None:
+            self.refused += written.refused.rows
+            self._append(written.refused, [edge for edge in self._edges if edge.refused])
+        if passed is None:
+            return 0
+        self.rows += passed.rows
+        passed.hold()
         if self._to_sink is not None:
-            self._to_sink(segment, batch_id)
+            self._to_sink(passed, batch_id)
         for edge in self._edges:
             if edge.split is not None:
-                self._distribute(edge, divided[edge.consumer])
-                continue
+                self._distribute(edge, written.divided[edge.consumer])
+        self._append(passed, [edge for edge in self._edges if edge.split is None and not edge.refused])
+        passed.release()
+        return passed.rows
+
+    @staticmethod
+    def _append(segment: SegmentFiles, edges: Iterable[OutputEdge]) -> None:
+        segment.hold()
+        for edge in edges:
             for channel in edge.channels:
                 channel.append(Records(segment))
         segment.release()
-        return segment.rows
 
     def _emit_split(self, edge: OutputEdge, parts: dict[int, SegmentFiles]) -> int:
         rows = sum(part.rows for part in parts.values())

@@ -73,18 +73,23 @@ def write_segment(batch: DataFrame, folder: WorkPath) -> SegmentFiles | None:
     return segment
 
 
-def write_split_segments(batch: DataFrame, folder: WorkPath, split: Split) -> dict[int, SegmentFiles]:
-    """Evaluate a micro-batch into one segment per consumer index; an index without rows is left out.
+def write_parts(batch: DataFrame, folder: WorkPath, part: Column) -> dict[int, SegmentFiles]:
+    """Evaluate a micro-batch once into segments that share its rows.
+
+    Args:
+        batch: The micro-batch.
+        folder: The directory of the segments.
+        part: The number of the segment that a row belongs to.
+
+    Returns:
+        The segments by number, in its order; a number without rows is left out.
 
     Raises:
         SegmentRowsError: The files hold another number of rows than Spark has counted.
     """
-    written = _write(batch.withColumn(_PART, split.column()), folder, _PART)
-    segments = {}
-    for index in range(split.parallelism):
-        segment = _collect(folder / f"{_PART}={index}")
-        if segment is not None:
-            segments[index] = segment
+    written = _write(batch.withColumn(_PART, part), folder, _PART)
+    folders = {int(each.name.rpartition("=")[2]): each for each in entries_of(folder) if each.name.startswith(f"{_PART}=")}
+    segments = {number: segment for number in sorted(folders) if (segment := _collect(folders[number])) is not None}
     _check_rows(folder, written, sum(segment.rows for segment in segments.values()))
     return segments
 

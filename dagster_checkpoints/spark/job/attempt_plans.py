@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import DataType, StructField, StructType
 
-from dagster_checkpoints.pipeline import Chain, EdgePattern, FunctionStage, Pipeline, Stage, StageKind, TaskId, fused_in
+from dagster_checkpoints.pipeline import (
+    Chain,
+    EdgePattern,
+    FunctionStage,
+    Pipeline,
+    Stage,
+    StageKind,
+    TaskId,
+    fused_in,
+)
 from dagster_checkpoints.spark.channels.channel_wiring import Wiring
 from dagster_checkpoints.spark.errors import RestoredSchemaError
 from dagster_checkpoints.spark.files.work_path import WorkPath
@@ -24,6 +33,7 @@ from dagster_checkpoints.spark.query.channel_sources import ChannelSources
 from dagster_checkpoints.spark.query.column_types import not_written
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage, stand_in
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, describe, keeps_state, reads_watermarks
+from dagster_checkpoints.spark.query.quarantined_rows import check_quarantine, refused_schema
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.restored_plans import check_restored_plan, recorded_sources, with_ended_sources
 from dagster_checkpoints.spark.query.routed_keys import (
@@ -113,6 +123,9 @@ class AttemptPlans:
         fused = fused_in(self._pipeline, chain.stages)
         stand_ins = self._stand_ins(fused) if fused else None
         plan = self._analyse(chain, index, inputs) if has_static else self.build(instances, inputs, {}, stand_ins)
+        tail = instances[-1]
+        if tail.stage.quarantine is not None:
+            check_quarantine(tail.call, tail.stage.quarantine, plan.frame)
         self._check_state_partitions(chain, instances, plan)
         if index == 0 and len(chain.instances) > 1 and inputs and plan.streaming:
             self._warn_of_state_apart(chain, plan)
@@ -263,6 +276,8 @@ class AttemptPlans:
 
     def _frame(self, task_input: TaskInput, tables: Mapping[str, Sequence[WorkPath]], event_time: EventTime | None) -> DataFrame:
         schema = self.schemas[task_input.name]
+        if task_input.refused:
+            schema = refused_schema(schema)
         if task_input.static:
             return table_dataframe(self._spark, schema, tables.get(task_input.name, ()))
         return stream_dataframe(
@@ -293,7 +308,14 @@ class AttemptPlans:
         streams = [channel for name, how in head.inputs.items() if how.mode == "stream" for channel in channels[name]]
         gate = QueryGate({str(channel.id): channel.base for channel in streams})
         return tuple(
-            TaskInput(name, how.mode == "static", channels[name], gate, self._pipeline.carries_watermark(name))
+            TaskInput(
+                name,
+                static=how.mode == "static",
+                channels=channels[name],
+                gate=gate,
+                carries_watermark=self._pipeline.carries_watermark(name) and not head.takes_refused_rows,
+                refused=head.takes_refused_rows,
+            )
             for name, how in head.inputs.items()
         )
 

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
 from dagster_checkpoints.execution.fused_sources import FusedSource
-from dagster_checkpoints.execution.task_machine import TaskMachine
+from dagster_checkpoints.execution.task_machine import TaskMachine, config_of_task
 from dagster_checkpoints.execution.trace import made
 from dagster_checkpoints.pipeline import (
     Chain,
@@ -372,6 +372,7 @@ class _Attempt:
             self.wiring.outputs(task),
             sink.write if sink else None,
             self.settings.options.max_queued_bytes,
+            instances[-1].stage.quarantine,
         )
         parts = TaskParts(
             id=task,
@@ -389,7 +390,7 @@ class _Attempt:
             report=report,
             take_back_after=self.settings.take_back_after,
             transaction_files=self.state.transactions(chain, snapshot, folder),
-            checkpoints=self.settings.options.checkpoints,
+            checkpoints=config_of_task(self.settings.options.checkpoints, self.pipeline.stage(head)),
             make_machine=partial(made, TaskMachine, f"{task} {self.settings.token}", self.settings.recorder),
             burst=self.settings.options.burst,
         )
@@ -437,7 +438,7 @@ class _Attempt:
     def _sink(self, chain: Chain, index: int) -> TaskSink | None:
         stage = self.pipeline.stage(chain.stages[-1])
         schema = self.deployment.schemas.get(stage.name, StructType())  # a finished stage writes nothing, and may have none
-        return self.sinks.of_instance(stage, index, schema, self._folder(chain, index).scratch / "sink")
+        return self.sinks.of_instance(stage, index, schema, self._folder(chain, index))
 
     def _sinks_of_finished(self, chain: Chain) -> None:
         restored, next_id = self.settings.take_back_after, self.settings.next_checkpoint_id

@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.pipeline import Chain, Pipeline, Stage
+from dagster_checkpoints.pipeline import REFUSED_IN_CHECKPOINT, Chain, Pipeline, Stage
 from dagster_checkpoints.sinks import SinkContext
 from dagster_checkpoints.spark.files.work_folder import WorkFolder
 from dagster_checkpoints.spark.job.attempt_settings import AttemptSettings
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 from dagster_checkpoints.spark.tasks.commit_checks import CommitChecks
+from dagster_checkpoints.spark.tasks.held_rows import HeldRows
 from dagster_checkpoints.spark.tasks.task_sink import TaskSink, sink_context
 from dagster_checkpoints.state import RestorePlan, StageInstanceSnapshot
 from dagster_checkpoints.storage import Ownership
@@ -58,23 +59,25 @@ class TaskSinks:
         self._ownership = ownership
         self._settings = settings
 
-    def of_instance(self, stage: Stage, index: int, schema: StructType, scratch: Path) -> TaskSink | None:
+    def of_instance(self, stage: Stage, index: int, schema: StructType, folder: WorkFolder) -> TaskSink | None:
         """The sink of an instance of a stage, not opened; None if the stage has none.
 
         Args:
             stage: The stage.
             index: The index of the instance.
             schema: The schema of the stage's rows.
-            scratch: A directory of this machine for copies of batches, which need not exist.
+            folder: The task's directory.
         """
         if stage.sink is None:
             return None
         context = self._context(stage, index)
-        checks = None
-        if stage.checks or self._settings.options.sample_rows:
-            read = partial(table_dataframe, self._spark, schema)
+        read = partial(table_dataframe, self._spark, schema)
+        checks = held = None
+        if stage.checks or stage.quarantine is not None or self._settings.options.sample_rows:
             checks = CommitChecks(stage.checks, stage.instances[index], self._settings.options.sample_rows, read)
-        return TaskSink(stage.sink.new_instance(), context, self._spark, schema, scratch, checks)
+        if stage.takes_refused_rows:
+            held = HeldRows(folder.work / "held", REFUSED_IN_CHECKPOINT, read)
+        return TaskSink(stage.sink.new_instance(), context, self._spark, schema, folder.scratch / "sink", checks, held)
 
     def of_removed(
         self,

@@ -337,7 +337,7 @@ def _input_carries(pipeline: Pipeline, stage: Stage) -> bool:
 def _check_output_event_time(pipeline: Pipeline, call: StageCall, frame: DataFrame) -> None:
     column = pipeline.event_time(call.stage.name)
     read_as_stream = any(
-        pipeline.stage(consumer).inputs[call.stage.name].mode == "stream" for consumer in pipeline.downstream(call.stage.name)
+        edge.input.mode == "stream" and not edge.refused for edge in pipeline.edges if edge.source == call.stage.name
     )
     if column is not None and read_as_stream:
         _check_event_time(call, frame, column)

@@ -39,13 +39,17 @@ from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 
 @dataclass(frozen=True)
 class TaskInput:
-    """One input of the chain's first stage, with its channels and the gate of the task's query, which all inputs share."""
+    """One input of the chain's first stage, with its channels and the gate of the task's query, which all inputs share.
+
+    `refused`: whether the channels carry the rows that the quarantine of the stage that is read refuses.
+    """
 
     name: str
     static: bool
     channels: tuple[Channel, ...]
     gate: QueryGate
     carries_watermark: bool
+    refused: bool = False
 
 
 PlanBuilder = Callable[[Mapping[str, Sequence[WorkPath]]], QueryPlan]

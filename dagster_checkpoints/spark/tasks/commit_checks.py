@@ -76,19 +76,20 @@ class CommitChecks:
         if replaced is not None:
             replaced.release()
 
-    def evaluate(self, checkpoint_id: int) -> tuple[CheckEvaluation, ...]:
+    def evaluate(self, checkpoint_id: int, refused: tuple[CheckEvaluation, ...] = ()) -> tuple[CheckEvaluation, ...]:
         """Evaluate the checks over all rows that are not committed yet; none without rows.
 
         Args:
             checkpoint_id: The checkpoint or savepoint that is being taken.
+            refused: Results for these rows that are known already.
         """
         current, self._current = list(self._current.values()), {}
         uncommitted = [segment for _, held in self._waiting.values() for segment in held] + current
-        evaluations: tuple[CheckEvaluation, ...] = ()
+        evaluations = refused
         self._waiting[checkpoint_id] = (CheckedRows(), current)
         if uncommitted:
             rows = self._read([file for segment in uncommitted for file in segment.files])
-            evaluations = tuple(
+            evaluations += tuple(
                 CheckEvaluation(check.name, self._instance, checkpoint_id, check.blocking, check(rows)) for check in self._checks
             )
         self._waiting[checkpoint_id] = (CheckedRows(evaluations, self._sample), current)

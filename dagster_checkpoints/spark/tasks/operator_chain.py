@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagster_checkpoints.pipeline import RefusedRowLimit
 from dagster_checkpoints.sinks import SinkCommit, merged
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
 from dagster_checkpoints.spark.errors import CommitCheckFailedError
@@ -53,6 +54,8 @@ class OperatorChain:
         self._tail = parts.instances[-1]
         self._closed = False
         self._at_snapshots: dict[int, _AtSnapshot] = {}  # of checkpoints that are not committed yet
+        quarantine = self._tail.stage.quarantine
+        self._limit = RefusedRowLimit(quarantine, self._tail.call.context.instance) if quarantine is not None else None
 
     def open_sink(self) -> None:
         """Open the sink with the transactions of the restored checkpoint.
@@ -126,13 +129,15 @@ class OperatorChain:
         return stages
 
     def _check_commit(self, checkpoint_id: int) -> None:
-        if self._parts.sink is None:
-            return
-        with self._errors.running(self._tail):
-            evaluations = self._parts.sink.check(checkpoint_id)
+        output, sink = self._parts.output, self._parts.sink
+        evaluations = self._limit.evaluate(checkpoint_id, output.rows, output.refused) if self._limit is not None else ()
+        if sink is not None:
+            with self._errors.running(self._tail):
+                evaluations = sink.check(checkpoint_id, evaluations)
         failed = [each for each in evaluations if each.blocking and not each.result.passed]
         if failed:
-            self._parts.report(TaskCommitRefused(self._tail.stage.name, evaluations))
+            if sink is not None:
+                self._parts.report(TaskCommitRefused(self._tail.stage.name, evaluations))
             found = "; ".join(f"{each.check}: {each.result.description or 'not passed'}" for each in failed)
             raise CommitCheckFailedError(
                 f"{self._tail.stage.where}, instance {self._tail.call.context.instance!r}: the rows since the last commit do not "
@@ -171,6 +176,8 @@ class OperatorChain:
             checkpoint_id: The checkpoint.
             last: Whether the task ends with this commit.
         """
+        if self._limit is not None:
+            self._limit.committed(checkpoint_id)
         if self._parts.sink is not None:
             with self._errors.running(self._tail):
                 commits = self._parts.sink.commit_up_to(checkpoint_id)

@@ -19,6 +19,7 @@ from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
 from dagster_checkpoints.spark.files.work_path import local_copies
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 from dagster_checkpoints.spark.tasks.commit_checks import CheckedRows, CommitChecks
+from dagster_checkpoints.spark.tasks.held_rows import HeldRows
 from dagster_checkpoints.storage import Ownership
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class TaskSink:
         schema: The schema of the batches.
         scratch: A directory of this machine for copies of batches, which need not exist.
         checks: Holds the rows that are not committed; None if neither checks nor a sample need them.
+        held: Holds the rows until a snapshot, if they get the id of its checkpoint.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class TaskSink:
         schema: StructType,
         scratch: Path,
         checks: CommitChecks | None = None,
+        held: HeldRows | None = None,
     ) -> None:
         self._sink = sink
         self._context = context
@@ -105,6 +108,8 @@ class TaskSink:
         self._schema = schema
         self._scratch = scratch
         self._checks = checks
+        self._held = held
+        self._finish_due = False
         self._pending = PendingTransactions[str]()
         self._turn = threading.Lock()
         """Held by `write`, in a thread of Spark's, and by `commit_up_to`: the sink's methods are called one after another."""
@@ -157,6 +162,12 @@ class TaskSink:
 
     def write(self, segment: SegmentFiles, batch_id: int) -> None:
         """Put one micro-batch into the current transaction."""
+        if self._held is not None:
+            self._held.add(segment, batch_id)
+        else:
+            self._write(segment, batch_id)
+
+    def _write(self, segment: SegmentFiles, batch_id: int) -> None:
         batch = table_dataframe(self._spark, self._schema, segment.files)
         with local_copies(segment.files, self._scratch) as files, self._turn:
             with reaching_sink(self._sink):
@@ -166,16 +177,34 @@ class TaskSink:
 
     def finish(self) -> None:
         """The data has ended: what the sink has held back joins the current transaction."""
+        if self._held is not None:
+            self._finish_due = True  # behind the rows that are still held
+            return
         with reaching_sink(self._sink):
             self._sink.finish()
 
-    def check(self, checkpoint_id: int) -> tuple[CheckEvaluation, ...]:
-        """Evaluate the stage's checks over the rows that are not committed; before `pre_commit`."""
-        return self._checks.evaluate(checkpoint_id) if self._checks is not None else ()
+    def check(self, checkpoint_id: int, refused: tuple[CheckEvaluation, ...] = ()) -> tuple[CheckEvaluation, ...]:
+        """Evaluate the stage's checks over the rows that are not committed; before `pre_commit`.
+
+        Rows that waited for the checkpoint's id join the current transaction first.
+
+        Args:
+            checkpoint_id: The checkpoint or savepoint that is being taken.
+            refused: The result for the number of refused rows, which joins those of the checks.
+        """
+        taken = self._held.take(checkpoint_id) if self._held is not None else None
+        if taken is not None:
+            segment, batch_id = taken
+            self._write(segment, batch_id)
+            segment.release()
+        return self._checks.evaluate(checkpoint_id, refused) if self._checks is not None else ()
 
     def pre_commit(self, checkpoint_id: int) -> tuple[str, ...]:
         """Close the current transaction. Returns all uncommitted transactions: they belong to the checkpoint."""
         with reaching_sink(self._sink):
+            if self._finish_due:
+                self._finish_due = False
+                self._sink.finish()
             transaction = self._sink.pre_commit(checkpoint_id)
         if transaction is not None:
             self._pending.add(checkpoint_id, transaction)
@@ -234,5 +263,7 @@ class TaskSink:
         try:
             self._sink.close()
         finally:
+            if self._held is not None:
+                self._held.close()
             if self._checks is not None:
                 self._checks.close()

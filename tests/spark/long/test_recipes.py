@@ -39,12 +39,13 @@ def test_every_recipe_is_run_here() -> None:
     assert {page.stem for page in FOLDER.glob("*.md")} == {
         "change-data-capture",
         "daily-files",
+        "quarantine",
         "sizing",
         "slowly-changing-table",
     }
 
 
-@pytest.mark.parametrize("name", ["sizing", "slowly-changing-table"])
+@pytest.mark.parametrize("name", ["quarantine", "sizing", "slowly-changing-table"])
 def test_the_code_and_the_tests_of_the_page(run_page: Any, name: str) -> None:
     run_page(name)
 

@@ -1,0 +1,328 @@
+"""Rows that a stage's conditions refuse, on Spark: each row is in one of two tables, once, with the same checkpoint."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from dagster_checkpoints.pipeline import (
+    Pipeline,
+    Quarantine,
+    Stage,
+    StageInput,
+    bounded_source,
+    split_source,
+    stage,
+    unbounded_source,
+)
+from dagster_checkpoints.sinks import ParquetSink
+from dagster_checkpoints.spark.errors import StageQuarantineError
+from dagster_checkpoints.spark.job.events import CheckpointDone, CheckpointNotDone, StageFinished
+from dagster_checkpoints.spark.job.plan_check import check_plans
+
+ROWS = "file long, k string, ts timestamp, v long"
+CONDITIONS = {
+    "is_positive": "v > 0",
+    "has_key": lambda rows: rows.k.isNotNull(),
+    "is_lucky": lambda rows: F.rand() < 0.8,  # another answer each time that it is evaluated
+}
+
+
+def feed(lab: Any, name: str, first: int, files: int) -> None:
+    """Files of twelve rows, of which every third is not positive, and every fourth has no key, by its number."""
+    for file in range(first, first + files):
+        rows = [
+            (file, "ab"[n % 2] if n % 4 else None, lab.at(60 * file + n), n * (-1 if n % 3 == 0 else 1)) for n in range(1, 13)
+        ]
+        lab.put(name, ROWS, rows)
+
+
+def orders_of_two_sources(lab: Any) -> Pipeline:
+    """A backfill and a feed, whose rows meet; refused rows are in no window."""
+
+    @bounded_source(watermark=("ts", "1 minute"))
+    def history(context):
+        return lab.stream("history", ROWS)
+
+    @unbounded_source(watermark=("ts", "1 minute"))
+    def live(context):
+        return lab.stream("live", ROWS)
+
+    @stage(sink=lab.sink("orders"), quarantine=Quarantine(CONDITIONS, sink=lab.sink("refused"), most_share=0.95))
+    def orders(history, live):
+        return history.unionByName(live)
+
+    @stage(sink=lab.sink("windows"))
+    def windows(orders):
+        return orders.groupBy(F.window("ts", "10 minutes"), "k").agg(F.sum("v").alias("v")).select("window.start", "k", "v")
+
+    return Pipeline("p", [history, live, orders, windows])
+
+
+def expected_reasons(row: dict[str, Any]) -> set[str]:
+    return {name for name, holds in (("is_positive", row["v"] > 0), ("has_key", row["k"] is not None)) if not holds}
+
+
+def test_every_row_is_in_one_of_two_tables_through_a_failure_and_a_drain(lab: Any) -> None:
+    pipeline = orders_of_two_sources(lab)
+    assert [each.name for each in pipeline.stages] == ["history", "live", "orders", "orders_refused", "windows"]
+    feed(lab, "history", 0, 6)
+    feed(lab, "live", 100, 4)
+    overtaking = {"unaligned": True, "aligned_checkpoint_timeout": 0.0}
+
+    job = lab.start(pipeline, interval=0.3, checkpoints=overtaking)
+    job.wait_for(CheckpointDone, lambda e: e.stages["orders_refused"].rows and not e.finished_stages)
+    job.wait_until(lambda: lab.count("refused") > 0)
+    job.cancel()
+    job.result()
+
+    job = lab.start(pipeline, interval=0.3, checkpoints=overtaking)
+    feed(lab, "live", 104, 2)
+    job.wait_for(CheckpointDone, lambda e: (e.stages["orders"].rows or 0) + (e.stages["orders_refused"].rows or 0) >= 12 * 12)
+    last = job.checkpoints()[-1]
+    job.drain()
+    job.finished()
+
+    passed, refused = (lab.spark.read.parquet(str(lab.folder / name)) for name in ("orders", "refused"))
+    assert refused.columns == [*passed.columns[:-1], "refused_by", "refused_in_checkpoint", "checkpoint"]
+    read = lab.table("history", ROWS).unionByName(lab.table("live", ROWS))
+    columns = ["file", "k", "ts", "v"]
+    assert lab.rows(passed.select(columns).unionByName(refused.select(columns))) == lab.rows(read)
+    of_file: dict[int, set[int]] = defaultdict(set)
+    lucky = 0
+    for row in passed.toArrow().to_pylist():
+        assert not expected_reasons(row)
+        of_file[row["file"]].add(row["checkpoint"])
+    for row in refused.toArrow().to_pylist():
+        reasons = row["refused_by"].split(", ")
+        assert reasons == [name for name in CONDITIONS if name in reasons]
+        assert {*reasons} - {"is_lucky"} == expected_reasons(row)
+        lucky += reasons == ["is_lucky"]
+        assert row["refused_in_checkpoint"] == int(row["checkpoint"].split("-")[0]), "as the table numbers its commits"
+        of_file[row["file"]].add(row["checkpoint"])
+    assert lucky, "the last condition has refused rows by itself"
+    # A micro-batch of a source is one file: its rows are committed together, whatever barriers overtake.
+    assert {file: len(checkpoints) for file, checkpoints in of_file.items()} == dict.fromkeys(of_file, 1)
+    assert len({*set.union(*of_file.values())}) > 1
+    in_windows = passed.groupBy(F.window("ts", "10 minutes"), "k").agg(F.sum("v").alias("v")).select("window.start", "k", "v")
+    lab.check(in_windows, "windows")
+    ended = {event.stage: event.rows for event in job.of(StageFinished)}
+    assert (ended["orders"], ended["orders_refused"]) == (passed.count(), refused.count())
+    assert last.stages["orders_refused"].rows + last.stages["orders"].rows == 12 * 12
+
+
+class Doubled(Stage):
+    """Handles its micro-batches itself, and holds one row back until the end."""
+
+    def transform(self, context: Any, counted: Any) -> Any:
+        self.spark = context.spark
+        return counted.select("k", F.col("n").cast("long").alias("n"))
+
+    def process_batch(self, batch: Any, batch_id: int) -> Any:
+        return batch.withColumn("n", F.col("n") * 2)
+
+    def finish(self) -> Any:
+        return self.spark.createDataFrame([("end", -1), ("end", 1)], "k string, n long")
+
+
+class OrderedSink(ParquetSink):
+    """Refuses rows that come when its data has ended, as the contract of sinks allows."""
+
+    ended = False
+
+    def write(self, batch: Any, files: Any, batch_id: int) -> None:
+        assert not self.ended, "a batch behind finish()"
+        super().write(batch, files, batch_id)
+
+    def finish(self) -> None:
+        self.ended = True
+        super().finish()
+
+
+def test_all_kinds_of_stages_have_a_quarantine(lab: Any, tmp_path: Path) -> None:
+    """Splits, text that cannot be parsed, instances, an edge by key, a static table, rows of `process_batch` and `finish`."""
+    lines = [f'{{"n": {n}, "k": "{"ab"[n % 2]}"}}' for n in range(20)]
+    for name, text in (("one", lines[:10]), ("two", [*lines[10:], "no JSON", '{"n": "none", "k": "a"}'])):
+        (tmp_path / f"{name}.json").write_text("\n".join(text))
+    parsed = Quarantine(
+        {"is_parsed": "_corrupt_record IS NULL", "is_small": "n < 18 OR n IS NULL"}, sink=OrderedSink(lab.folder / "unread")
+    )
+
+    @split_source(
+        schema="n long, k string, _corrupt_record string", discover=["one", "two"], instances=["x", "y"], quarantine=parsed
+    )
+    def numbers(context, split):
+        reader = context.spark.read.schema("n long, k string, _corrupt_record string")
+        return reader.option("columnNameOfCorruptRecord", "_corrupt_record").json(str(tmp_path / f"{split}.json"))
+
+    @bounded_source(quarantine=Quarantine({"is_known": "name <> 'none'"}, sink=lab.sink("unknown")))
+    def names(context):
+        return context.spark.createDataFrame([("a", "A"), ("b", "none"), ("c", None)], "k string, name string")
+
+    @stage(
+        inputs={"numbers": StageInput(key="k"), "names": StageInput(mode="static")},
+        instances=["x", "y"],
+        sink=lab.sink("counted"),
+        quarantine=Quarantine({"is_named": lambda rows: rows.name.isNotNull()}, sink=lab.sink("nameless")),
+    )
+    def counted(numbers, names):
+        return numbers.drop("_corrupt_record").join(F.broadcast(names), "k", "left").select("k", "n", "name")
+
+    doubled = Doubled(
+        "doubled",
+        instances=["x", "y"],
+        sink=lab.sink("doubled"),
+        quarantine=Quarantine({"is_above": "n > 4"}, sink=lab.sink("below")),
+    )
+
+    @stage(sink=lab.sink("seen"))
+    def seen(numbers_refused):
+        return numbers_refused.selectExpr("refused_by", "_corrupt_record AS text", "refused_in_checkpoint AS id")
+
+    job = lab.start(Pipeline("p", [numbers, names, counted, doubled, seen]))
+    job.finished()
+    ids = [row[-1] for row in lab.committed("unread")]
+    assert all(ids)
+    unread = [(18, "a", None, "is_small"), (19, "b", None, "is_small")]
+    found = [row[:-1] for row in lab.committed("unread")]
+    assert sorted(row[3] for row in found) == ["is_parsed", "is_parsed", "is_small", "is_small"]
+    assert [row for row in found if row[3] == "is_small"] == unread
+    broken = sorted(row[2] for row in found if row[2] is not None)
+    assert broken == ["no JSON", '{"n": "none", "k": "a"}']
+    assert sorted(map(repr, lab.committed("seen"))) == sorted(repr((row[3], row[2], None)) for row in found)
+    assert [row[:3] for row in lab.committed("unknown")] == [("b", "none", "is_known"), ("c", None, "is_known")]
+    lab.check([("a", n, "A") for n in range(0, 18, 2)], "counted")
+    assert sorted(row[:4] for row in lab.committed("nameless")) == [("b", n, None, "is_named") for n in range(1, 18, 2)]
+    doubles = [("a", 2 * n) for n in range(0, 18, 2)] + [("end", -1), ("end", 1)] * 2
+    lab.check([row for row in doubles if row[1] > 4], "doubled")
+    assert sorted(row[:3] for row in lab.committed("below")) == sorted((*row, "is_above") for row in doubles if row[1] <= 4)
+
+
+@pytest.mark.parametrize(
+    ("condition", "found"),
+    [
+        ("nothing > 0", "nothing"),
+        ("v >", "PARSE_SYNTAX_ERROR"),
+        ("v", "boolean"),
+        ("sum(v) > 0", "aggregate"),
+        (lambda rows: F.row_number().over(Window.orderBy("v")) < 3, "window function"),
+        (lambda rows: F.explode(F.array(F.lit(True))), "GENERATOR"),
+        (lambda rows: rows.v.nothing(), "not callable"),
+        (lambda rows: rows.where("v > 0"), "the function returned DataFrame"),
+        (lambda rows: True, "the function returned True, not a Column"),
+    ],
+)
+def test_conditions_that_are_none_are_known_at_the_start(lab: Any, condition: Any, found: str) -> None:
+    @unbounded_source(
+        sink=lab.sink("orders"), quarantine=Quarantine({"good": "v > 0", "bad": condition}, sink=lab.sink("refused"))
+    )
+    def orders(context):
+        return lab.stream("orders", ROWS)
+
+    error = check_plans(Pipeline("p", [orders]), lab.spark).failed["orders"]
+    assert isinstance(error, StageQuarantineError)
+    assert "its quarantine's condition 'bad' cannot be evaluated. Expected Spark's SQL" in str(error)
+    assert found.lower() in str(error).lower()
+
+
+@pytest.mark.parametrize("name", ["refused_by", "Refused_In_Checkpoint"])
+def test_columns_of_refused_rows_are_not_the_users(lab: Any, name: str) -> None:
+    @unbounded_source(sink=lab.sink("orders"), quarantine=Quarantine({"good": "v > 0"}, sink=lab.sink("refused")))
+    def orders(context):
+        return lab.stream("orders", ROWS).withColumnRenamed("k", name)
+
+    error = check_plans(Pipeline("p", [orders]), lab.spark).failed["orders"]
+    assert f"expected no column {name!r} beside quarantine=" in str(error)
+
+
+@pytest.mark.parametrize("with_sink", [True, False])
+def test_above_the_limit_no_reader_sees_a_row(lab: Any, with_sink: bool) -> None:
+    limits: dict[str, Any] = {"most_rows": 1, "most_share": 0.5}
+    quarantine = Quarantine({"is_positive": "v > 0"}, sink=lab.sink("refused"), **limits)
+
+    @unbounded_source(sink=lab.sink("orders") if with_sink else None, quarantine=quarantine)
+    def orders(context):
+        return lab.stream("orders", ROWS)
+
+    @stage(sink=lab.sink("all"))
+    def everything(orders):
+        return orders
+
+    def put(*values: int) -> None:
+        lab.put("orders", ROWS, [(0, "a", lab.at(0), v) for v in values])
+
+    pipeline = Pipeline("p", [orders, everything])
+    put(1, 2, 3, -4)
+    job = lab.start(pipeline, interval=0.3, checkpoints={"tolerable_failed_checkpoints": 1})
+    job.wait_until(lambda: lab.count("all") == 3 and lab.count("refused") == 1)
+    put(-5, -6)
+    declined = job.wait_for(CheckpointNotDone, lambda e: "most_rows" in str(e))
+    text = str(declined)
+    for part in (
+        "do not pass blocking checks (quarantine: ",
+        "most_rows=1 and expected most_share=0.5",
+        "2 of 2 rows since the last",
+    ):
+        assert part in text
+    assert job.result().status == "FAILED", "the next checkpoint counts the rows again"
+    assert (lab.count("all"), lab.count("refused")) == (3, 1)
+    if not with_sink:
+        return
+    # The rows are read again by the next run, whose definition tolerates them.
+    orders.quarantine = Quarantine(quarantine.conditions, sink=lab.sink("refused"), most_share=0.9)
+    put(7)
+    job = lab.start(Pipeline("p", [orders, everything]), interval=0.3)
+    job.wait_until(lambda: lab.count("all") == 4 and lab.count("refused") == 3)
+    job.drain()
+    job.finished()
+    assert [row[3] for row in lab.committed("orders")] == [1, 2, 3, 7]
+    assert [row[3:5] for row in lab.committed("refused")] == sorted([(v, "is_positive") for v in (-4, -5, -6)], key=repr)
+
+
+@pytest.mark.parametrize("at_source", [False, True])
+def test_a_quarantine_comes_to_a_pipeline_and_goes(lab: Any, at_source: bool) -> None:
+    """The stage of refused rows begins, and ends, as any other one. A query that it comes into is divided, with its state."""
+
+    def pipeline(quarantine: Any) -> Pipeline:
+        @unbounded_source(watermark=("ts", "1 minute"), quarantine=quarantine if at_source else None)
+        def live(context):
+            return lab.stream("live", ROWS)
+
+        @stage(sink=lab.sink("totals"), quarantine=None if at_source else quarantine)
+        def totals(live):
+            return totals_of(live)
+
+        return Pipeline("p", [live, totals])
+
+    def totals_of(rows: Any) -> Any:
+        found = rows.groupBy(F.window("ts", "10 minutes"), "k").agg(F.sum("v").alias("v"))
+        return found.select("window.start", "k", "v")
+
+    def put(minute: int, v: int) -> None:
+        lab.put("live", ROWS, [(0, "a", lab.at(60 * minute), v)])
+
+    quarantine = Quarantine({"is_small": "v < 10"}, sink=lab.sink("large"))
+    for number, (given, options) in enumerate([(None, {}), (quarantine, {}), (None, {"allow_non_restored_state": True})]):
+        put(20 * number, 6)  # in the window of the row that the run before has read last
+        put(20 * number, 12 if at_source else 1)
+        put(20 * number + 20, 5)
+        lab.start(pipeline(given), interval=0.3, until="caught_up", **options).finished()
+    job = lab.start(pipeline(None))
+    job.drain()
+    job.finished()
+    read = lab.table("live", ROWS)
+    if at_source:  # one of three such rows was read while there was a quarantine
+        assert [row[3:5] for row in lab.committed("large")] == [(12, "is_small")]
+        read = read.where(F.col("ts") != F.lit(lab.at(60 * 20))).unionByName(
+            read.where((F.col("ts") == F.lit(lab.at(60 * 20))) & (F.col("v") < 10))
+        )
+        lab.check(totals_of(read), "totals")
+        return
+    assert [row[2] for row in lab.committed("large")] == [12]
+    found = lab.committed("totals") + [row[:3] for row in lab.committed("large")]
+    assert sorted(found) == sorted(lab.rows(totals_of(read)))
