@@ -24,6 +24,7 @@ from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.errors import StageQuarantineError
 from dagster_checkpoints.spark.job.events import CheckpointDone, CheckpointNotDone, StageFinished
 from dagster_checkpoints.spark.job.plan_check import check_plans
+from dagster_checkpoints.testing import SourceRows, StageFindingError, check_pipeline
 
 ROWS = "file long, k string, ts timestamp, v long"
 CONDITIONS = {
@@ -326,3 +327,26 @@ def test_a_quarantine_comes_to_a_pipeline_and_goes(lab: Any, at_source: bool) ->
     assert [row[2] for row in lab.committed("large")] == [12]
     found = lab.committed("totals") + [row[:3] for row in lab.committed("large")]
     assert sorted(found) == sorted(lab.rows(totals_of(read)))
+
+
+def test_a_check_of_the_pipeline_knows_the_conditions(lab: Any) -> None:
+    def pipeline(conditions: dict[str, Any]) -> Pipeline:
+        @unbounded_source(
+            watermark=("ts", "1 minute"), quarantine=Quarantine({"has_key": "k IS NOT NULL"}, sink=lab.sink("keyless"))
+        )
+        def live(context):
+            return lab.stream("live", ROWS)
+
+        @stage(sink=lab.sink("orders"), quarantine=Quarantine(conditions, sink=lab.sink("refused"), most_rows=0))
+        def orders(live):
+            return live
+
+        return Pipeline("p", [live, orders])
+
+    rows = SourceRows(ROWS, [(0, "ab"[n % 2] if n % 4 else None, lab.at(n), n * (-1 if n % 3 == 0 else 1)) for n in range(1, 13)])
+    checked = check_pipeline(
+        pipeline({"is_positive": "v > 0", "is_small": "v < 11"}), {"live": rows}, histories=2, spark=lab.spark
+    )
+    assert checked.rows == {"live_refused": 3, "orders": 5, "orders_refused": 4}
+    with pytest.raises(StageFindingError, match=r"Stage 'orders' .* uses chance \(rand\(\)\)"):
+        check_pipeline(pipeline(CONDITIONS), {"live": rows}, histories=1, spark=lab.spark)
