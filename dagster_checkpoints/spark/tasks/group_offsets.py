@@ -52,11 +52,15 @@ class GroupOffsets:
         for each in self._sources:
             each.complete(checkpoint_id)
 
-    def close(self) -> None:
-        """The task has ended; what is due is committed, if that takes seconds."""
+    def close(self, *, wait: bool) -> None:
+        """The task has ended.
+
+        Args:
+            wait: Whether to wait some seconds for the commit of the last checkpoint: not where the task restarts.
+        """
         for each in self._sources:
             each.end()
-        for each in self._sources:
+        for each in self._sources if wait else ():
             each.join(END_SECONDS)
 
 

@@ -219,7 +219,7 @@ class Task(ABC):
             self.parts.report(TaskRaised(self.id, self.error))
         finally:
             self.operators.close()
-            self.group_offsets.close()
+            self.group_offsets.close(wait=self._done)
 
     def _tick(self) -> None:
         deadline = self.machine.next_deadline()
