@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -12,11 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.avro.functions import to_avro
 
+from bench.kafka_broker import add_connector
+from bench.maven_jars import JarsUnavailable, fetched, pinned
 from dagster_checkpoints.pipeline import Pipeline, StageContext, bounded_source, unbounded_source
 from dagster_checkpoints.spark.job.events import CheckpointDone
+from dagster_checkpoints.spark.session.java import find_java_home
 
 FOLDER = Path(__file__).resolve().parents[3] / "docs/recipes"
 
@@ -43,6 +49,7 @@ def run_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_every_recipe_is_run_here() -> None:
     assert {page.stem for page in FOLDER.glob("*.md")} == {
+        "avro-into-iceberg",
         "blue-green",
         "change-data-capture",
         "daily-files",
@@ -137,7 +144,7 @@ def test_blue_green(run_page: Any, lab: Any) -> None:
 
 
 def test_a_growing_history_that_is_rebuilt(run_page: Any, lab: Any) -> None:
-    """The page's stages, with a topic of files, cancelled in the archive; and again, with another seam and a larger archive."""
+    """The page's stages, with a topic of files, cancelled in the archive; again, with another boundary and more archive."""
     names, _ = run_page("rebuilt-history")
     data = names["DATA"]
 
@@ -168,3 +175,43 @@ def test_a_growing_history_that_is_rebuilt(run_page: Any, lab: Any) -> None:
         for at, name, amount in sales_of(0, 9 * days):
             expected[at.date(), name] += amount
         assert {(row["day"].date(), row["shop"]): row["amount"] for row in rows} == expected and len(rows) == len(expected)
+
+
+@pytest.fixture
+def avro_lab(lab: Any) -> Any:
+    """The test environment, whose session has Spark's module for Avro, as with the setting `spark.jars.packages`."""
+    try:
+        jars = fetched(pinned(Path(__file__).resolve().parents[3] / "bench/spark-avro-jars.txt"), f"{find_java_home()}/bin/java")
+    except JarsUnavailable as problem:
+        pytest.skip(str(problem))
+    add_connector(lab.spark, jars)
+    return lab
+
+
+def test_avro_into_iceberg(run_page: Any, avro_lab: Any) -> None:
+    """The topic is one of files; Spark writes the messages, and the test their heads."""
+    lab, (names, (expected,)) = avro_lab, run_page("avro-into-iceberg")
+    columns = "timestamp timestamp, value binary"
+
+    def message(number: int, schema: str, shop: str, *others: Any) -> tuple[datetime, bytes]:
+        fields = [field["name"] for field in json.loads(schema)["fields"]]
+        row = lab.spark.createDataFrame([(shop, *others)], fields).select(to_avro(F.struct(*fields), schema)).head()
+        return lab.at(0), b"\0" + number.to_bytes(4, "big") + bytes(row[0])
+
+    @bounded_source
+    def messages(context: StageContext) -> DataFrame:
+        return lab.stream("messages", columns)  # type: ignore[no-any-return]
+
+    def run() -> Any:
+        return lab.start(Pipeline("avro", [messages, names["sales"]]))
+
+    old, new = names["SCHEMAS"][7], names["NEWEST"]
+    lab.put("messages", columns, [message(7, old, "north", 10.0), message(12, new, "south", 20.0, "USD")])
+    lab.put("messages", columns, [message(13, new, "south", 30.0, "CHF")])
+    error = run().result().error
+    assert "a schema that SCHEMAS does not have: 13" in str(error)
+    names["SCHEMAS"][13] = new
+    run().finished()
+    catalog = load_catalog("default", type="sql", uri="sqlite:///lake/catalog.db")
+    rows = catalog.load_table("shop.sales").scan().to_arrow().sort_by("amount").to_pylist()
+    assert "".join(f"{row['shop']} {row['amount']} {row['currency']}\n" for row in rows) == expected + "south 30.0 CHF\n"
