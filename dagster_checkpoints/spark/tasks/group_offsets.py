@@ -33,7 +33,7 @@ class GroupOffsets:
 
     def __init__(self, parts: TaskParts, log: QueryLog) -> None:
         self._log = log
-        kafka = parts.described is not None and any(text.startswith("kafka") for text in parts.described.sources)
+        kafka = parts.described is not None and any("kafka" in text.lower() for text in parts.described.sources)
         groups = groups_of(parts.plan.frame) if kafka and parts.plan is not None else ()
         self._sources = [
             _SourceOffsets(parts.spark, group, str(parts.id), parts.instances[0].call.context.log) for group in groups
