@@ -30,7 +30,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-all test-pure test-spark slow-files dev check count docs docs-links bench simulate programs coverage mutate lock clean
+.PHONY: help setup run test test-all test-pure test-spark slow-files dev check count docs docs-links bench pictures simulate programs coverage mutate lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -98,6 +98,9 @@ docs-links: $(VENV)-docs/.installed ## ask each address outside of the site that
 
 bench: $(STAMP) ## the benchmark's table
 	@$(BIN)/python -m bench
+
+pictures: $(STAMP) ## the pictures of the page of checkpoints in docs/, from a run of some minutes (needs Chromium)
+	@$(BIN)/python -m bench.pictures
 
 simulate: $(STAMP) ## try to break the protocol: random pipelines, crashes, take-overs (SECONDS=60 SEED=1 WORKERS=2); then the sinks alone
 	@$(BIN)/python -m simulation --seconds $(or $(SECONDS),60) --workers $(or $(WORKERS),2) $(if $(SEED),--seed $(SEED))

@@ -8,7 +8,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import pyspark
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
+    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -177,6 +179,38 @@ class KafkaBroker:
     def count(self, name: str) -> int:
         """The number of committed messages."""
         return len(self.messages(name))
+
+    # Consumer groups
+
+    def committed(self, group: str) -> dict[tuple[str, int], int]:
+        """The offsets that a consumer group has committed, by topic and partition; empty if none is known yet."""
+        (future,) = self.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
+        try:
+            found = future.result(_SECONDS).topic_partitions or []
+        except KafkaException as error:
+            if error.args[0].code() not in (KafkaError.GROUP_ID_NOT_FOUND, KafkaError.COORDINATOR_LOAD_IN_PROGRESS):
+                raise
+            found = []
+        return {(each.topic, each.partition): each.offset for each in found}
+
+    def reset_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Commit other offsets in a group without members."""
+        wanted = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+        _result(self.admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, wanted)]))
+
+    @contextmanager
+    def member_of(self, group: str, topic: str) -> Iterator[None]:
+        """Within the block a consumer is a member of a group; it commits nothing."""
+        consumer = Consumer({"bootstrap.servers": self.servers, "group.id": group, "enable.auto.commit": False})
+        consumer.subscribe([topic])
+        try:
+            until = time.monotonic() + _SECONDS
+            while not consumer.assignment():
+                assert time.monotonic() < until, f"no partition of {topic} was assigned to the member of {group}"
+                consumer.poll(0.05)
+            yield
+        finally:
+            consumer.close()
 
     def _until(self, known: Callable[[], bool]) -> None:
         """Wait until the broker has heard what its controller has decided."""

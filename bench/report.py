@@ -1,4 +1,4 @@
-"""The report of a long history: its time and size. Also the made-up history itself, for tests and the pictures of the docs."""
+"""The report of a long history: its time and size. Also the made-up history itself, for tests."""
 
 from __future__ import annotations
 

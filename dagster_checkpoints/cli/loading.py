@@ -233,10 +233,12 @@ def _import(module: str | None, file: str | None) -> ModuleType:
 
 def _import_problem(code: str, error: Exception) -> str:
     """The text for code that cannot be imported: the user's own line first."""
+    from dagster_checkpoints.spark.query.spark_advice import NO_PANDAS_REMEDY, no_pandas
+
     frames = own_frames(error)
     at = f" at {frames[-1].filename}:{frames[-1].lineno}: {(frames[-1].line or '').strip()}" if frames else ""
     raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1:]
     of_spark = any(f"{os.sep}pyspark{os.sep}" in file for file in raised_in)
     needs_session = "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error) or (of_spark and isinstance(error, AssertionError))
-    advice = _NEEDS_SESSION if needs_session else ""
+    advice = _NEEDS_SESSION if needs_session else f"\n{NO_PANDAS_REMEDY}" if no_pandas(error) else ""
     return f"{code} cannot be imported{at}\n{type(error).__name__}: {error}{advice}"

@@ -325,12 +325,13 @@ def _in_words(request: ControlRequest, answer: Answer | None) -> list[Any]:
         ]
     if answer.status == "failed":
         return [Text(f"{_subject(request).capitalize()} failed: {answer.reason}: {answer.message}", style="red")]
-    duration = seconds_in_words((answer.answered_at - request.asked_at).total_seconds())
+    answered_after = seconds_in_words((answer.answered_at - request.asked_at).total_seconds())
+    duration = answer.details.get("duration")
     fields = facts(
         ("location", answer.location),
         ("url", answer.url if answer.url != answer.location else ""),
-        ("request", f"{request.request_id}, answered after {duration}"),
-        *((name, str(value)) for name, value in answer.details.items() if isinstance(value, str | int | float)),
+        ("took", "" if duration is None else seconds_in_words(duration)),
+        ("request", f"{request.request_id}, answered after {answered_after}"),
     )
     return [Text(_outcome(request, answer), style="bold"), fields, *([Text(answer.message)] if answer.message else [])]
 

@@ -89,6 +89,12 @@ class SourcePathError(StageError):
     repeats: ClassVar[bool] = True
 
 
+class OffsetCommitError(StageError):
+    """A source is to commit its offsets to a consumer group, and is not Kafka's, or names no group."""
+
+    repeats: ClassVar[bool] = True
+
+
 class EndlessSourceError(StageError):
     """A bounded source reads rows that the clock makes: they have no end."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dagster_checkpoints.pipeline import Pipeline, StageKind
 from dagster_checkpoints.pipeline.names import suggestion
 from dagster_checkpoints.spark.job.events import JobEvent
-from dagster_checkpoints.testing.replaced_pipeline import ReplacedPipeline, kept_stages, session_for_tests
+from dagster_checkpoints.testing.replaced_pipeline import ReplacedPipeline, kept_stages, newest_by_key, session_for_tests
 from dagster_checkpoints.testing.source_rows import InvalidTestRowsError, SourceRows, rows_by_instance
 
 if TYPE_CHECKING:
@@ -28,16 +28,19 @@ class PipelineOutput:
 
     Attributes:
         steps: By stage, the rows of each step, those of the drain last.
+        keys: By stage, the columns by which its rows replace earlier ones: stages with output_mode="update" or "complete".
     """
 
     steps: Mapping[str, Sequence[Sequence[Row]]] = field(default_factory=dict)
+    keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def rows(self, stage: str, step: int | None = None) -> list[Row]:
         """The rows of a stage, sorted by their text.
 
         Args:
             stage: Name of the stage.
-            step: Number of the step, from 0; -1 for what the drain has added. None for all.
+            step: Number of the step, from 0; -1 for what the drain has added. None for all: where rows replace earlier ones, the
+                newest of each key, as the table has them.
 
         Raises:
             InvalidTestRowsError: The rows of this stage are not kept.
@@ -45,7 +48,8 @@ class PipelineOutput:
         if stage not in self.steps:
             raise InvalidTestRowsError(f"expected a stage whose rows are kept, found {stage!r}. {suggestion(stage, self.steps)}")
         found = self.steps[stage]
-        return sorted([row for rows in found for row in rows] if step is None else found[step], key=repr)
+        rows = [row for each in found for row in each] if step is None else found[step]
+        return sorted(newest_by_key(rows, self.keys.get(stage, ())), key=repr)
 
 
 def run_pipeline(
@@ -70,7 +74,8 @@ def run_pipeline(
         on_event: Receives the events of the runs.
 
     Raises:
-        InvalidTestRowsError: A source has no rows, a name is unknown, or a bounded source has more than one step.
+        InvalidTestRowsError: A source has no rows, a name is unknown, a bounded source has more than one step, or it is not known
+            which rows replace which.
         DagsterCheckpointsError: A run has failed, as it would in production.
 
     Examples:
@@ -100,7 +105,7 @@ def run_pipeline(
         if outcome != "ended":
             replaced.run("drain")
         keep()
-        return PipelineOutput(found)
+        return PipelineOutput(found, replaced.keys)
 
 
 def _check_steps(pipeline: Pipeline, inputs: Mapping[str, SourceRows]) -> None:

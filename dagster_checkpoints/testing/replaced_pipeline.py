@@ -22,13 +22,14 @@ from dagster_checkpoints.control import ControlRequest
 from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
 from dagster_checkpoints.pipeline import REFUSED_IN_CHECKPOINT, Pipeline, Quarantine, RefusedRows, Stage, StageContext, StageKind
 from dagster_checkpoints.pipeline.errors import PipelineDefinitionError
+from dagster_checkpoints.pipeline.names import suggestion
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.job.events import CheckpointDone, FirstBatch, JobEvent, QueryStarted, SavepointDone
 from dagster_checkpoints.spark.job.job_execution import JobExecution
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.session.spark_session import build_session
 from dagster_checkpoints.storage import CheckpointStorage, open_store
-from dagster_checkpoints.testing.source_rows import instance_name
+from dagster_checkpoints.testing.source_rows import InvalidTestRowsError, instance_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -56,6 +57,18 @@ def kept_stages(pipeline: Pipeline, stages: Sequence[str] | None) -> list[str]:
     return [stage.name for stage in pipeline.stages if stage.sink is not None]
 
 
+def newest_by_key(rows: Sequence[Row], key: Sequence[str]) -> list[Row]:
+    """The newest row of each key.
+
+    Args:
+        rows: The rows in the order in which they were written.
+        key: The columns of the key; empty if each row stays.
+    """
+    if not key:
+        return list(rows)
+    return list({repr([row[name] for name in key]): row for row in rows}.values())
+
+
 class ReplacedPipeline:
     """A pipeline with replaced sources and sinks.
 
@@ -66,6 +79,9 @@ class ReplacedPipeline:
         folder: An empty directory.
         spark: The session.
         on_event: Receives the events of the runs.
+
+    Raises:
+        InvalidTestRowsError: Rows of a stage replace earlier ones, and its sink does not say by which columns.
     """
 
     def __init__(
@@ -88,6 +104,7 @@ class ReplacedPipeline:
             each.mkdir(parents=True)
         self._files = 0
         self._seen: set[Path] = set()
+        self.keys = {stage.name: _key(stage) for stage in pipeline.stages if stage.output_mode != "append"}
 
     def add(self, name: str, rows: pa.Table) -> Path | None:
         """Write the rows of the next micro-batch of a source's instance.
@@ -149,16 +166,39 @@ class ReplacedPipeline:
         return "stopped" if result.ended_by == "suspend" else "ended"
 
     def committed(self) -> dict[str, list[Row]]:
-        """The rows that have become visible since the last call, by stage."""
+        """The rows that have become visible since the last call, by stage; by key, the newest of each key.
+
+        Raises:
+            InvalidTestRowsError: The rows of a stage have no column of its key.
+        """
         found = {}
         for stage in self._kept:
-            new = [file for file in sorted((self._output / stage).glob("checkpoint=*/*.parquet")) if file not in self._seen]
-            rows = self._spark.read.parquet(*map(str, new)) if new else None
-            if rows is not None and self._given.stage(stage).takes_refused_rows:
-                rows = rows.withColumn(REFUSED_IN_CHECKPOINT, F.lit(None).cast("bigint"))  # another run takes other checkpoints
-            found[stage] = list(rows.collect()) if rows is not None else []
+            new = [file for file in (self._output / stage).glob("checkpoint=*/*.parquet") if file not in self._seen]
             self._seen.update(new)
+            rows = self._rows(sorted(new, key=_written)) if new else []
+            if self._given.stage(stage).takes_refused_rows:  # another run takes other checkpoints
+                rows = [Row(**{**row.asDict(), REFUSED_IN_CHECKPOINT: None}) for row in rows]
+            found[stage] = newest_by_key(rows, self._key_of(stage, rows))
         return found
+
+    def _rows(self, files: Sequence[Path]) -> list[Row]:
+        """The rows of files, in the order of the files."""
+
+        number = {file.name: position for position, file in enumerate(files)}  # a name has the token of its attempt
+        frame = self._spark.read.parquet(*map(str, files))
+        place = frame.metadataColumn("_metadata")
+        rows = frame.select(F.struct("*"), place["file_name"], place["row_index"]).collect()
+        return [row for row, _, _ in sorted(rows, key=lambda row: (number[row[1]], row[2]))]
+
+    def _key_of(self, stage: str, rows: Sequence[Row]) -> Sequence[str]:
+        key = self.keys.get(stage, ())
+        missing = [name for name in key if rows and name not in rows[0].asDict()]
+        if missing:
+            raise InvalidTestRowsError(
+                f"Stage {stage!r}: expected the columns of its sink's key {list(key)} in its rows, found none of the name "
+                f"{', '.join(missing)}: its sink refuses these rows. {suggestion(missing[0], rows[0].asDict())}"
+            )
+        return key
 
     def pipeline(self, *, ends: bool = False, instances: Mapping[str, Sequence[str]] | None = None) -> Pipeline:
         """The pipeline as it runs.
@@ -175,7 +215,7 @@ class ReplacedPipeline:
             if isinstance(stage, RefusedRows):
                 continue  # the pipeline adds it again
             last = not self._given.downstream(stage.name)
-            sink = ParquetSink(self._output / stage.name) if last or stage.name in self._kept else None
+            sink = _KeptRows(self._output / stage.name) if last or stage.name in self._kept else None
             if stage.kind.is_source:
                 stages.append(_RowsOfTest(stage, self._schemas, self._inputs, sink, self._quarantine(stage), ends=ends))
                 continue
@@ -213,6 +253,14 @@ class ReplacedPipeline:
     @property
     def _output(self) -> Path:
         return self._folder / "output"
+
+
+class _KeptRows(ParquetSink):
+    """Keeps all rows that a stage has written, also those that replace others in the sink that it stands in for."""
+
+    @property
+    def supported_output_modes(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset({"append", "update", "complete"})
 
 
 class _RowsOfTest(Stage):
@@ -279,6 +327,23 @@ class _AtFirstBatches:
             asked_at=datetime.now(UTC),
         )
         self._job.ask(request, lambda answer: None)
+
+
+def _key(stage: Stage) -> tuple[str, ...]:
+    """The columns by which a stage's rows replace earlier ones: the `key` of its sink, as the sinks of the plugin have it."""
+    key = getattr(stage.sink, "key", None)
+    if not key:
+        raise InvalidTestRowsError(
+            f'Stage {stage.name!r} has output_mode="{stage.output_mode}": expected a sink with an attribute `key`, the columns '
+            f"by which a row replaces an earlier one, found none in {type(stage.sink).__name__}, so a test cannot tell "
+            "which rows its readers see. Give it the attribute, or take another sink, such as SqlSink(..., key=...)"
+        )
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def _written(file: Path) -> tuple[int, str]:
+    """The order in which a stage's files were written: `checkpoint=42-job1-0/00000-…`."""
+    return int(file.parent.name.removeprefix("checkpoint=").partition("-")[0]), file.name
 
 
 def _as_parquet(rows: pa.Table) -> pa.Table:

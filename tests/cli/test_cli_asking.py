@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,11 @@ def failed(request: ControlRequest, reason: str, message: str, **changes: Any) -
 
 def _savepoint_made(request: ControlRequest) -> Answer:
     return done(
-        request, checkpoint_id=43, location="savepoints/savepoint-43-x", url="file:///s/savepoint-43-x", details={"bytes": 7}
+        request,
+        checkpoint_id=43,
+        location="savepoints/savepoint-43-x",
+        url="file:///s/savepoint-43-x",
+        details={"roots": [], "finished_stages": ["history"], "duration": 61.234567890123456},
     )
 
 
@@ -38,6 +43,7 @@ def test_a_savepoint_is_requested_and_waited_for(world: Any) -> None:
     assert not request.recorded_by_asker and "dagster-checkpoints" in request.asked_by
     text = world.cli("savepoint").output
     assert "Savepoint 43 is complete; the pipeline runs on" in text and "file:///s/savepoint-43-x" in text
+    assert re.search(r"^took +1 min 1 s$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 from bench.kafka_broker import CONNECTOR
 from dagster_checkpoints.pipeline import Pipeline, StageKind
 from dagster_checkpoints.sources import KafkaSplit, KafkaSplits
+from dagster_checkpoints.spark.query.source_checks import StreamingSource, wrong_offset_commit
 
 
 def test_the_page_of_the_documentation() -> None:
@@ -17,8 +18,10 @@ def test_the_page_of_the_documentation() -> None:
     code = "".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
     names: dict[str, Any] = {"__name__": "page"}
     exec(compile(code, "docs/sources/kafka.md", "exec"), names)
-    pipeline = Pipeline("shop", [names["sales"], names["sales_so_far"], names["past_sales"]])
-    kinds = [StageKind.UNBOUNDED_SOURCE, StageKind.BOUNDED_SOURCE, StageKind.BOUNDED_SOURCE]
+    pipeline = Pipeline("shop", [names["sales"], names["sales_so_far"], names["past_sales"], names["watched_sales"]])
+    unbounded, bounded = StageKind.UNBOUNDED_SOURCE, StageKind.BOUNDED_SOURCE
+    kinds = [unbounded, bounded, bounded, unbounded]
+    assert wrong_offset_commit(StreamingSource("kafka", "kafka", {**names["OPTIONS"], **names["GROUP"]})) == ""
     assert [stage.kind for stage in pipeline.stages] == kinds
     split = KafkaSplit("sales", 0, 0, 10)
     assert pipeline.stages[2].decode_split(pipeline.stages[2].encode_split(split)) == split

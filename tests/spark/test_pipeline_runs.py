@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from dagster_checkpoints import ParquetSink, Pipeline, StageInput, bounded_source, stage, unbounded_source
-from dagster_checkpoints.testing import InvalidTestRowsError, PipelineCheckError, SourceRows, run_pipeline
+from dagster_checkpoints.testing import InvalidTestRowsError, PipelineCheckError, SourceRows, check_pipeline, run_pipeline
 from dagster_checkpoints.testing.replaced_pipeline import ReplacedPipeline
 from tests.spark.planted_mistakes import PAGE, examples
 
@@ -134,6 +134,50 @@ def test_stages_that_do_not_share_a_query_do_not_share_one_in_a_test(tmp_path: P
         pipeline = Pipeline("shop", given.stages, chaining=chaining)
         replaced = ReplacedPipeline(pipeline, {}, ["sales"], tmp_path, spark)
         assert replaced.pipeline().chaining is chaining
+
+
+class Board(ParquetSink):
+    """A sink of a user's own, whose readers see the newest row of each shop."""
+
+    supported_output_modes = frozenset({"append", "update", "complete"})  # type: ignore[assignment]
+    key: str | None = "shop"
+
+
+def board(mode: Any, key: str | None = "shop") -> Pipeline:
+    live = unbounded_source(name="live", instances=["a", "b"])(unreachable)
+    sink = Board("/nowhere")
+    sink.key = key
+
+    @stage(sink=sink, output_mode=mode, inputs={"live": StageInput(edge="all_to_all")})
+    def totals(live: Any) -> Any:
+        return live.groupBy("shop").agg(F.sum("price").alias("sum"), F.count("*").alias("n"))
+
+    return Pipeline("board", [live, totals])
+
+
+@pytest.mark.parametrize("mode", ["update", "complete"])
+def test_rows_that_replace_others_are_seen_as_readers_see_them(mode: str, spark: SparkSession) -> None:
+    """Each step has several micro-batches: one for each instance."""
+    steps = [[("x", at(0), 1), ("x", at(0), 2), ("y", at(0), 4)], [("x", at(0), 8), ("x", at(0), 16)]]
+    output = run_pipeline(board(mode), {"live": SourceRows(ORDERS, *steps)}, spark=spark)
+    assert rows(output, "totals", 0) == [("x", 3, 2), ("y", 4, 1)]
+    assert rows(output, "totals", 1) == [("x", 27, 4)] + [("y", 4, 1)] * (mode == "complete")
+    assert set(rows(output, "totals", -1)) <= {("x", 27, 4), ("y", 4, 1)}
+    assert rows(output, "totals") == [("x", 27, 4), ("y", 4, 1)]
+
+
+def test_rows_that_replace_others_are_compared_as_readers_see_them(spark: SparkSession) -> None:
+    given = [("xyz"[number % 3], at(number), number) for number in range(12)]
+    found = check_pipeline(board("update"), {"live": SourceRows(ORDERS, given)}, histories=4, spark=spark)
+    assert (found.reference, found.rows) == ("batch", {"totals": 3})
+
+
+def test_a_sink_that_does_not_say_which_rows_replace_which_is_refused(spark: SparkSession) -> None:
+    given = {"live": SourceRows(ORDERS, [("x", at(0), 1)])}
+    with pytest.raises(InvalidTestRowsError, match=r"'totals' has output_mode=\"update\": .*`key`.*none in Board.*SqlSink"):
+        run_pipeline(board("update", None), given, spark=spark)
+    with pytest.raises(InvalidTestRowsError, match=r"'totals': .*key \['shopp'\].*Did you mean 'shop'"):
+        run_pipeline(board("update", "shopp"), given, spark=spark)
 
 
 def test_a_stage_that_raises_is_reported_as_in_production(spark: SparkSession) -> None:

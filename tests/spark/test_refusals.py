@@ -151,6 +151,10 @@ class OpensBadly(Stage):
 SHOWN: dict[str, Callable[[SparkSession], Pipeline]] = {
     "EndlessSourceError": source(lambda context: context.spark.readStream.format("rate").load()),
     "EventTimeError": behind(lambda flights: flights.drop("ts")),
+    "OffsetCommitError": source(
+        lambda context: context.spark.readStream.format("rate").option("commit.offsets.on.checkpoint", "true").load(),
+        unbounded_source,
+    ),
     "PlanRefusedError": behind(lambda flights: flights.groupBy("k").count().withColumn("ts", F.lit(None).cast("timestamp"))),
     "SourceActsOnCommitError": source(
         lambda context: context.spark.readStream.format("socket").options(host="localhost", port=1).load(), unbounded_source

@@ -56,6 +56,7 @@ class WithCause(Exception):
         (errors.SourceActsOnCommitError("s", "0", "p"), True),
         (errors.EndlessSourceError("s", "0", "p"), True),
         (errors.NamedSourceError("s", "0", "p"), True),
+        (errors.OffsetCommitError("s", "0", "p"), True),
         (errors.RestoredSchemaError("p"), True),
         (errors.StagePlanFailedError("s", "0", "p"), True),
         (errors.SourceRefusedError("s", "0", "p"), True),

@@ -18,11 +18,13 @@ from dagster_checkpoints.spark.errors import EndlessSourceError, NamedSourceErro
 from dagster_checkpoints.spark.job.events import JobStarted
 from dagster_checkpoints.spark.query import source_checks
 from dagster_checkpoints.spark.query.source_checks import (
+    COMMITS_OFFSETS,
     StreamingSource,
     acts_on_commit,
     limit_in_query,
     missing_limit,
     skips_old_files,
+    wrong_offset_commit,
 )
 from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
 
@@ -67,6 +69,24 @@ def test_which_sources_act_on_commit(kind: str, options: Mapping[str, str], foun
 )
 def test_which_sources_have_no_limit(kind: str, options: Mapping[str, str], missing: str) -> None:
     assert missing_limit(StreamingSource(kind, kind, options)) == missing
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "found"),
+    [
+        ("kafka", {}, ""),
+        ("kafka", {"kafka.group.id": "g"}, ""),
+        ("kafka", {COMMITS_OFFSETS: "false"}, ""),
+        ("kafka", {COMMITS_OFFSETS: "True", "kafka.group.id": "g"}, ""),
+        ("kafka", {COMMITS_OFFSETS: "true"}, 'expected the name of a group in .option("kafka.group.id"'),
+        ("kafka", {COMMITS_OFFSETS: "true", "kafka.group.id": ""}, "found none"),
+        ("kafka", {COMMITS_OFFSETS: "yes", "kafka.group.id": "g"}, "found 'yes'"),
+        ("delta", {COMMITS_OFFSETS: "false"}, "found it at one of kind 'delta'"),
+    ],
+)
+def test_which_sources_cannot_commit_their_offsets_to_a_group(kind: str, options: Mapping[str, str], found: str) -> None:
+    problem = wrong_offset_commit(StreamingSource(kind, kind, options))
+    assert (found in problem) if found else problem == ""
 
 
 @pytest.mark.parametrize(

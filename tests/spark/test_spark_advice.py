@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
+from dagster_checkpoints.cli.loading import CodeNotImported, load_code
 from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage
 from dagster_checkpoints.spark.errors import PlanRefusedError, StageError, StageFailedError
-from dagster_checkpoints.spark.query.spark_advice import advice_on_failed_query
+from dagster_checkpoints.spark.job.plan_check import check_plans
+from dagster_checkpoints.spark.query.spark_advice import advice_on_failed_query, no_pandas
 
 FLIGHTS = "k string, ts timestamp, v long"
 
@@ -96,3 +100,24 @@ def test_the_error_for_changed_state_names_the_remedy_and_warns_of_sparks_own_hi
     assert "Do not delete the checkpoint" in advice
     assert "do not set the Spark configuration" in advice
     assert advice_on_failed_query(ValueError("[STATE]")) == ""
+
+
+def test_pandas_that_is_not_installed_is_named_with_its_extra(lab: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    @bounded_source
+    def flights(context):
+        return lab.stream("in", FLIGHTS)
+
+    @stage(sink=lab.sink())
+    def last(flights):
+        monkeypatch.setitem(sys.modules, "pandas", None)  # as if it were not installed
+        return flights.mapInPandas(lambda batches: batches, FLIGHTS)
+
+    report = check_plans(Pipeline("p", [flights, last]), lab.spark)
+    remedy = "pip install 'dagster-checkpoints[pandas]'"
+    assert remedy in str(report.failed["last"]) and "mapInPandas" in str(report.failed["last"])
+    (tmp_path / "code.py").write_text("from pyspark.sql import functions as F\ntwice = F.pandas_udf(lambda v: v * 2, 'long')\n")
+    with pytest.raises(CodeNotImported, match=re.escape(remedy)):
+        load_code(None, str(tmp_path / "code.py"))
+    for text in ("[PACKAGE_NOT_INSTALLED] Pyarrow >= 18.0.0 must be installed", "No module named 'pandas_of_mine'"):
+        assert not no_pandas(ImportError(text))
+    assert remedy in advice_on_failed_query(RuntimeError("ModuleNotFoundError: No module named 'pandas'"))

@@ -16,6 +16,7 @@ from dagster_checkpoints.pipeline import DiscoveryContext
 from dagster_checkpoints.pipeline.number_values import is_count
 from dagster_checkpoints.sources.errors import InvalidSource
 from dagster_checkpoints.sources.splits.kafka_admin import KafkaAdmin, TopicPartition
+from dagster_checkpoints.spark.query.source_checks import COMMITS_OFFSETS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -127,6 +128,12 @@ class KafkaSplits:
             raise InvalidSource(
                 f"KafkaSplits: expected no option that says which messages are read, found {wrong[0]!r}. Set topics or pattern, "
                 "start, end and rows_per_split instead."
+            )
+        commits = [name for name in self.options if name.lower() == COMMITS_OFFSETS]
+        if commits:
+            raise InvalidSource(
+                f"KafkaSplits: expected no option {commits[0]!r}, which belongs to an unbounded source: instances read splits in "
+                "any order, and a consumer group has one offset for each partition. Remove it."
             )
 
     @property

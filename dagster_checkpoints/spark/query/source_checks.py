@@ -20,7 +20,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict, DataSource, DataSourceSt
 from pyspark.sql.types import StructType
 
 from dagster_checkpoints.pipeline import StageKind
-from dagster_checkpoints.spark.errors import EndlessSourceError, NamedSourceError, SourceActsOnCommitError
+from dagster_checkpoints.spark.errors import EndlessSourceError, NamedSourceError, OffsetCommitError, SourceActsOnCommitError
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.plan_nodes import V1_STREAM, V2_STREAM, source_options, streams
 from dagster_checkpoints.spark.query.stage_calls import StageCall
@@ -69,6 +69,11 @@ _LIMITS: Mapping[str, tuple[str, ...]] = {
     "iceberg": ("streaming-max-files-per-micro-batch", "streaming-max-rows-per-micro-batch"),
 }
 
+COMMITS_OFFSETS = "commit.offsets.on.checkpoint"
+"""Option of a Kafka source: with "true" its offsets go to the consumer group with each completed checkpoint."""
+GROUP = "kafka.group.id"
+"""Option of a Kafka source: the name of the consumer group."""
+
 _SKIPS_OLD_FILES = (
     "no maxFileAge: Spark skips, without an error, each file whose modification time is more than 7 days before that of the "
     "newest file that it has found earlier (a copy that keeps its times, a backfill that is copied later). Set "
@@ -103,6 +108,7 @@ def check_source(call: StageCall, frame: DataFrame) -> list[str]:
         SourceActsOnCommitError: A source deletes, moves or acknowledges its input before the checkpoint is complete.
         EndlessSourceError: A bounded source reads rows that have no end.
         NamedSourceError: A source has a name of Spark's own.
+        OffsetCommitError: A source cannot commit its offsets to a consumer group.
     """
     warnings = []
     for leaf in streams(frame):
@@ -123,6 +129,9 @@ def check_source(call: StageCall, frame: DataFrame) -> list[str]:
                 f"expected a bounded source to read rows that end, found {source.title} ({call.stage.location}), which makes "
                 "rows as time passes. Declare the stage @unbounded_source, and end it on request",
             )
+        wrong = wrong_offset_commit(source)
+        if wrong:
+            raise OffsetCommitError(call.stage.name, call.context.instance, f"{source.title} in {call.stage.location}: {wrong}")
         problem = acts_on_commit(source)
         if problem:
             raise SourceActsOnCommitError(
@@ -181,6 +190,26 @@ def acts_on_commit(source: StreamingSource) -> str:
         return (
             f"{_ACTS_ON_COMMIT[source.kind]} when Spark commits a batch. {_TOO_EARLY} Copy the rows to a store that "
             "keeps them (files, Kafka, a table), and read that store."
+        )
+    return ""
+
+
+def wrong_offset_commit(source: StreamingSource) -> str:
+    """The problem and the remedy for a source that cannot commit its offsets to a consumer group as its options say; or empty.
+
+    Source: Flink's options `commit.offsets.on.checkpoint` and `group.id` of a KafkaSource.
+    """
+    given = source.options.get(COMMITS_OFFSETS)
+    if given is None:
+        return ""
+    if source.kind != "kafka":
+        return f"expected the option {COMMITS_OFFSETS} at a Kafka source only, found it at one of kind {source.kind!r}. Remove it"
+    if given.lower() not in ("true", "false"):
+        return f'expected .option("{COMMITS_OFFSETS}", "true") or "false", found {given!r}'
+    if given.lower() == "true" and not source.options.get(GROUP):
+        return (
+            f"{COMMITS_OFFSETS} commits offsets to a consumer group with each checkpoint: expected the name of a group in "
+            f'.option("{GROUP}", "…"), found none. Name one in which no other program consumes'
         )
     return ""
 

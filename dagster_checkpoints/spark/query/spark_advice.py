@@ -73,6 +73,13 @@ _ROWS_LOST_REMEDY = (
 )
 
 
+_NO_PANDAS = re.compile(r"Pandas >= \S+ must be installed; however, [^\n]*|No module named 'pandas'")
+NO_PANDAS_REMEDY = (
+    "pandas, which PySpark's pandas functions and Python's transformWithState need, is not installed in a version that PySpark "
+    "accepts: pip install 'dagster-checkpoints[pandas]'."
+)
+"""Advice on an error for which :func:`no_pandas` is true."""
+
 # Spark gives the error of a Python worker as text.
 _REFUSED_BY_SOURCE = re.compile(r"dagster_checkpoints\.sources\.errors\.InvalidSource: (.+)")
 
@@ -116,6 +123,8 @@ def advice_on_stage_error(error: BaseException) -> str:
     name = condition(error)
     if name in _IN_A_STAGE:
         return _IN_A_STAGE[name]
+    if no_pandas(error):
+        return NO_PANDAS_REMEDY
     # This mistake has no condition in Spark.
     return _READS_ROWS if name is not None and name.startswith(_NO_CONDITION) and "writeStream.start()" in str(error) else ""
 
@@ -129,6 +138,8 @@ def advice_on_failed_query(error: BaseException) -> str:
         return "" if isinstance(error, LostRows) else _ROWS_LOST_REMEDY  # a source of the plugin says what to do
     if refused_by_source(error):
         return refused_by_source(error)
+    if no_pandas(error):
+        return NO_PANDAS_REMEDY
     return _STATE_SETTING if "STATE_STORE_INVALID_CONFIG_AFTER_RESTART" in names else ""
 
 
@@ -143,6 +154,11 @@ def refused_by_source(error: BaseException) -> str:
     """The text with which a source of the plugin has refused, in a worker of Spark's, what it found; empty if none has."""
     found = _REFUSED_BY_SOURCE.search(str(error))
     return found[1] if found is not None else ""
+
+
+def no_pandas(error: BaseException) -> bool:
+    """Whether PySpark, or a user's function in a worker of Spark's, has not found a pandas that it can use."""
+    return _NO_PANDAS.search(str(error)) is not None
 
 
 def condition(error: BaseException) -> str | None:

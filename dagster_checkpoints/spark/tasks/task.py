@@ -56,6 +56,7 @@ from dagster_checkpoints.spark.query.query import TaskQuery
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.row_counts import rows_of_batch, rows_of_table
 from dagster_checkpoints.spark.tasks.emitted_rows import EmittedRows
+from dagster_checkpoints.spark.tasks.group_offsets import GroupOffsets
 from dagster_checkpoints.spark.tasks.late_rows import LateRows
 from dagster_checkpoints.spark.tasks.messages import Mail, TaskFirstBatch, TaskQueryStarted, TaskRaised, WakeUp
 from dagster_checkpoints.spark.tasks.operator_chain import OperatorChain
@@ -105,6 +106,7 @@ class Task(ABC):
         self.runs = QueryRuns(parts.id, self.query, self.tail.stage.output_mode, self._check_canceled)
         self.watermarks = TaskWatermarks(parts, self.query, self.committed_watermark)
         self.snapshots = TaskSnapshots(parts, self.query, self.operators, self.watermarks)
+        self.group_offsets = GroupOffsets(parts, self.query.log)
         self.rows = EmittedRows(parts.chain.stages, self.output, parts.restored)
         self.error: BaseException | None = None
         self.job_tag = f"task-{uuid4().hex}"
@@ -217,6 +219,7 @@ class Task(ABC):
             self.parts.report(TaskRaised(self.id, self.error))
         finally:
             self.operators.close()
+            self.group_offsets.close(wait=self._done)
 
     def _tick(self) -> None:
         deadline = self.machine.next_deadline()
@@ -379,6 +382,7 @@ class Task(ABC):
                     self.operators.commit(checkpoint_id, last=any(isinstance(each, life.TaskFinished) for each in actions))
                     with self.query.no_batch_emits():
                         self.operators.notify_complete(checkpoint_id)
+                    self.group_offsets.complete(checkpoint_id)
                 case life.CloseOperators():
                     self.operators.close()
                 case life.TaskFinished():
@@ -421,6 +425,7 @@ class Task(ABC):
         if self.machine.running:
             self.watermarks.forward()
         finished = self.machine.operators_finished
+        self.group_offsets.pin(due.barrier.checkpoint_id, batch_id)
         self.snapshots.pin(due, batch_id, self.plan, self.static_tables(), rows_out=self.rows.all(), finished=finished)
 
     # The end

@@ -330,6 +330,60 @@ def test_messages_sent_before_the_first_batch_are_not_skipped_by_a_restore(kafka
     assert texts(lab) == ["after"]
 
 
+def test_completed_checkpoints_are_seen_in_consumer_groups_which_are_never_read(
+    kafka_lab: Any, kafka: KafkaBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two sources share a query. One group is reset from outside, and the other one gets a member: the broker refuses offsets."""
+    lab = kafka_lab
+    kafka.create_topic("watched", 2)
+    kafka.create_topic("taken")
+
+    def messages(topic: str) -> Any:
+        def read(context: Any) -> Any:
+            group = {"commit.offsets.on.checkpoint": "true", "kafka.group.id": f"group of {topic}"}
+            return reading(lab, kafka, topic, **group)
+
+        return unbounded_source(name=topic, watermark=("timestamp", "1 minute"))(read)
+
+    @stage(sink=lab.sink())
+    def rows(taken: Any, watched: Any) -> Any:
+        return as_rows(taken.unionByName(watched))
+
+    pipeline = Pipeline("watched", [messages("taken"), messages("watched"), rows])
+
+    def send(first: int) -> None:
+        for partition in range(2):
+            kafka.send("watched", numbered(first + 10 * partition, first + 10 * partition + 10), partition)
+        kafka.send("taken", numbered(first + 20, first + 25))
+
+    def run(rows: int) -> Any:
+        job = lab.start(pipeline, interval=0.5)
+        job.wait_until(lambda: lab.count() == rows)
+        return job
+
+    send(0)
+    job = run(25)
+    assert job.chains == (("taken", "watched", "rows"),)
+    both = {("watched", 0): 10, ("watched", 1): 10}
+    job.wait_until(lambda: kafka.committed("group of watched") == both and kafka.committed("group of taken") == {("taken", 0): 5})
+    job.cancel()
+    job.result()
+    assert "consumer group" not in caplog.text
+    kafka.reset_offsets("group of watched", {("watched", 0): 3, ("watched", 1): 0})
+    send(25)
+    with kafka.member_of("group of taken", "taken"), caplog.at_level(logging.WARNING):
+        job = run(50)
+        job.drain()
+        job.finished()
+    assert kafka.committed("group of watched") == {("watched", 0): 20, ("watched", 1): 20}
+    assert kafka.committed("group of taken") == {("taken", 0): 5}
+    (warning,) = (text for text in caplog.messages if "consumer group" in text)
+    assert (
+        "'group of taken'" in warning and "another program is a member of this group" in warning and "The job goes on" in warning
+    )
+    assert texts(lab) == numbered(0, 50)
+
+
 def test_from_topic_to_topic_through_a_kill(kafka_jars: list[Path], kafka: KafkaBroker, tmp_path: Path) -> None:
     """Readers of the second topic get each message of the first one once, in the order of its key."""
     kafka.create_topic("first", 2)
