@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import Row
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.control import ControlRequest
@@ -32,7 +33,7 @@ from dagster_checkpoints.storage import CheckpointStorage, open_store
 from dagster_checkpoints.testing.source_rows import InvalidTestRowsError, instance_name
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 RunEnd = Literal["suspend", "pause", "crash", "drain", "end"]
 """How a run ends: suspended when it has read what is there; suspended, or cancelled, when each query has processed a micro-batch;
