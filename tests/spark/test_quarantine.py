@@ -161,6 +161,13 @@ def test_all_kinds_of_stages_have_a_quarantine(lab: Any, tmp_path: Path) -> None
         reader = context.spark.read.schema("n long, k string, _corrupt_record string")
         return reader.option("columnNameOfCorruptRecord", "_corrupt_record").json(str(tmp_path / f"{split}.json"))
 
+    whole = Quarantine({"is_parsed": "_corrupt_record IS NULL"}, sink=lab.sink("broken"))
+
+    @bounded_source(sink=lab.sink("lines"), quarantine=whole)
+    def lines(context):
+        reader = context.spark.readStream.schema("n long, k string, _corrupt_record string").option("maxFileAge", "36500d")
+        return reader.option("columnNameOfCorruptRecord", "_corrupt_record").json(str(tmp_path / "*.json"))
+
     @bounded_source(quarantine=Quarantine({"is_known": "name <> 'none'"}, sink=lab.sink("unknown")))
     def names(context):
         return context.spark.createDataFrame([("a", "A"), ("b", "none"), ("c", None)], "k string, name string")
@@ -185,7 +192,7 @@ def test_all_kinds_of_stages_have_a_quarantine(lab: Any, tmp_path: Path) -> None
     def seen(numbers_refused):
         return numbers_refused.selectExpr("refused_by", "_corrupt_record AS text", "refused_in_checkpoint AS id")
 
-    job = lab.start(Pipeline("p", [numbers, names, counted, doubled, seen]))
+    job = lab.start(Pipeline("p", [numbers, lines, names, counted, doubled, seen]))
     job.finished()
     ids = [row[-1] for row in lab.committed("unread")]
     assert all(ids)
@@ -196,6 +203,8 @@ def test_all_kinds_of_stages_have_a_quarantine(lab: Any, tmp_path: Path) -> None
     broken = sorted(row[2] for row in found if row[2] is not None)
     assert broken == ["no JSON", '{"n": "none", "k": "a"}']
     assert sorted(map(repr, lab.committed("seen"))) == sorted(repr((row[3], row[2], None)) for row in found)
+    assert len(lab.committed("lines")) == 20
+    assert sorted(row[2] for row in lab.committed("broken")) == broken
     assert [row[:3] for row in lab.committed("unknown")] == [("b", "none", "is_known"), ("c", None, "is_known")]
     lab.check([("a", n, "A") for n in range(0, 18, 2)], "counted")
     assert sorted(row[:4] for row in lab.committed("nameless")) == [("b", n, None, "is_named") for n in range(1, 18, 2)]
