@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ import pyspark
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
-    ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -182,26 +181,27 @@ class KafkaBroker:
 
     # Consumer groups
 
-    def committed(self, group: str) -> dict[tuple[str, int], int]:
-        """The offsets that a consumer group has committed, by topic and partition; empty if none is known yet."""
-        (future,) = self.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
-        try:
-            found = future.result(_SECONDS).topic_partitions or []
-        except KafkaException as error:
-            if error.args[0].code() not in (KafkaError.GROUP_ID_NOT_FOUND, KafkaError.COORDINATOR_LOAD_IN_PROGRESS):
-                raise
-            found = []
-        return {(each.topic, each.partition): each.offset for each in found}
+    def committed(self, group: str, topic: str) -> dict[int, int]:
+        """The offsets that a consumer group has committed, by partition; without those of which there are none."""
+        with closing(self._consumer(group)) as consumer:
+            partitions = [
+                TopicPartition(topic, number) for number in consumer.list_topics(topic, _SECONDS).topics[topic].partitions
+            ]
+            return {each.partition: each.offset for each in consumer.committed(partitions, _SECONDS) if each.offset >= 0}
 
-    def reset_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
+    def reset_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Commit other offsets in a group without members."""
-        wanted = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
-        _result(self.admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, wanted)]))
+        with closing(self._consumer(group)) as consumer:
+            wanted = [TopicPartition(topic, partition, offset) for partition, offset in offsets.items()]
+            consumer.commit(offsets=wanted, asynchronous=False)
+
+    def _consumer(self, group: str) -> Consumer:
+        return Consumer({"bootstrap.servers": self.servers, "group.id": group, "enable.auto.commit": False})
 
     @contextmanager
     def member_of(self, group: str, topic: str) -> Iterator[None]:
         """Within the block a consumer is a member of a group; it commits nothing."""
-        consumer = Consumer({"bootstrap.servers": self.servers, "group.id": group, "enable.auto.commit": False})
+        consumer = self._consumer(group)
         consumer.subscribe([topic])
         try:
             until = time.monotonic() + _SECONDS

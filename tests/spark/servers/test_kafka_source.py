@@ -364,19 +364,21 @@ def test_completed_checkpoints_are_seen_in_consumer_groups_which_are_never_read(
     send(0)
     job = run(25)
     assert job.chains == (("taken", "watched", "rows"),)
-    both = {("watched", 0): 10, ("watched", 1): 10}
-    job.wait_until(lambda: kafka.committed("group of watched") == both and kafka.committed("group of taken") == {("taken", 0): 5})
+
+    def committed() -> tuple[dict[int, int], ...]:
+        return tuple(kafka.committed(f"group of {topic}", topic) for topic in ("watched", "taken"))
+
+    job.wait_until(lambda: committed() == ({0: 10, 1: 10}, {0: 5}))
     job.cancel()
     job.result()
     assert "consumer group" not in caplog.text
-    kafka.reset_offsets("group of watched", {("watched", 0): 3, ("watched", 1): 0})
+    kafka.reset_offsets("group of watched", "watched", {0: 3, 1: 0})
     send(25)
     with kafka.member_of("group of taken", "taken"), caplog.at_level(logging.WARNING):
         job = run(50)
         job.drain()
         job.finished()
-    assert kafka.committed("group of watched") == {("watched", 0): 20, ("watched", 1): 20}
-    assert kafka.committed("group of taken") == {("taken", 0): 5}
+    assert committed() == ({0: 20, 1: 20}, {0: 5})
     (warning,) = (text for text in caplog.messages if "consumer group" in text)
     assert (
         "'group of taken'" in warning and "another program is a member of this group" in warning and "The job goes on" in warning
