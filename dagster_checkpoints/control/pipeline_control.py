@@ -246,7 +246,7 @@ class PipelineControl:
     def wait(self, handle: RequestHandle, timeout: float) -> Answer:
         """See :meth:`RequestHandle.wait`."""
         until = self._monotonic() + timeout
-        pause, watch, storage_error = min(0.1, self._poll), _OwnerWatch(self._monotonic), ""
+        pause, watch, storage_error = min(0.1, self._poll), OwnerWatch(self._monotonic), ""
         while True:
             try:
                 answer = handle.poll()
@@ -302,7 +302,7 @@ class PipelineControl:
         raise RequestFailed(answer.reason, answer.message, answer.url, answer)
 
 
-class _OwnerWatch:
+class OwnerWatch:
     """Finds out from the storage whether a pipeline's owner is still alive; reads ``state.json`` a few times per lease."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +16,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from dagster_checkpoints.cli import status_view
+from dagster_checkpoints.cli import listing, status_view
 from dagster_checkpoints.cli import watch as watching
 from dagster_checkpoints.control import InstanceStatus, SilenceStatus, SplitsStatus, StageStatus, write_status
 from dagster_checkpoints.state import decode
@@ -291,7 +292,7 @@ def later(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> Callable[[float], N
 
 
 def test_show_dates_the_last_sign_of_a_run_whose_status_is_overdue(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    after = later(monkeypatch, status_view)
+    after = later(monkeypatch, status_view, listing, watching)
     local.run()
     local.status(updated_at=datetime.now(UTC))
     assert "last sign" not in local.cli("show").output and local.json("show")["last_sign"]["overdue"] is False
@@ -300,10 +301,14 @@ def test_show_dates_the_last_sign_of_a_run_whose_status_is_overdue(local: Any, m
     busy = " ".join(local.cli("show").output.split())
     assert re.search(r"running, last status (4[1-9]|[5-9]\d) s ago", busy) and "the run is busy" in busy
     after(41)
-    dead = " ".join(local.cli("watch", "--once").output.split())
-    assert re.search(r"running, last sign (4[1-9]|[5-9]\d) s ago: the run has died, or does not reach the storage", dead)
-    assert "its lease ended" in dead
-    assert local.json("show")["last_sign"]["overdue"] is True
+    ended = (
+        r"ease ended (1[1-9]|[2-6]\d) s ago, last sign (4[1-9]|[5-9]\d) s ago: the run has died, or does not reach the storage"
+    )
+    for command, code in ((("show",), 0), (("watch", "--once"), 3), (("list",), 0)):
+        dead = " ".join(local.cli(*command, code=code).output.split())
+        assert re.search(ended, dead) and "running" not in dead.partition("2f0c9a17")[0]
+    document = local.json("show")
+    assert document["last_sign"]["overdue"] is True and document["running"] is False
     local.end("FAILED")
     assert local.json("show")["last_sign"] is None
 
@@ -316,6 +321,45 @@ def test_watch_writes_once_more_when_the_run_gives_no_sign(local: Any, monkeypat
     monkeypatch.setattr(watching, "sleep", lambda _: next(happens)())
     lines = [msgspec.json.decode(line) for line in local.cli("watch", "--json").stdout.splitlines()]
     assert [line["last_sign"] and line["last_sign"]["overdue"] for line in lines] == [False, True, None]
+
+
+@pytest.mark.parametrize("process", ["here", "elsewhere"])
+def test_watch_ends_when_the_run_has_died(local: Any, monkeypatch: pytest.MonkeyPatch, process: str) -> None:
+    """Its process has ended; of another machine's: by this process's clock its lease was not renewed for its whole length."""
+    clock, gone = [1000.0], []
+    monkeypatch.setattr(watching, "monotonic", lambda: clock[0])
+    signs = sys.modules["dagster_checkpoints.control.last_sign"]  # the package's attribute of this name is the function
+    monkeypatch.setattr(signs, "is_gone", lambda owner, observer: bool(gone))
+    local.run()
+    local.checkpoint(42)
+    local.status()
+
+    def passes(renew: bool = False, dies: bool = False) -> None:
+        clock[0] += 20
+        gone.extend([True] * dies)
+        if renew:
+            local.ownership.renew()
+
+    here = process == "here"
+    happens = [passes, lambda: passes(renew=True), passes, lambda: passes(dies=here)]
+    steps = iter(happens)
+    monkeypatch.setattr(watching, "sleep", lambda _: next(steps)())
+    ended = local.cli("watch", "--json", code=3)
+    assert next(steps, None) is None
+    documents = [msgspec.json.decode(line) for line in ended.stdout.splitlines()]
+    assert [document["last_sign"]["gone"] for document in documents] == [False, False, here]
+    why = "its process has ended" if here else "it has not renewed its lease for a whole 30 s"
+    assert "flights: it is owned by run 2f0c9a17" in ended.stderr and why in ended.stderr
+    assert "newest checkpoint: checkpoints/chk-42-1" in ended.stderr
+    gone.append(True)
+    assert documents[-1]["running"] is not here and local.json("show")["running"] is False
+    for command, code in ((("show",), 0), (("watch",), 3), (("watch", "--once"), 3), (("list",), 0)):
+        shown = " ".join(local.cli(*command, code=code).output.split())
+        assert re.search(
+            "[Dd]ied, last sign .* ago: the run's process has ended, so another run may take the pipeline over", shown
+        )
+    report = local.json("report")
+    assert (report["state"], report["running"]) == ("died", False)
 
 
 def test_show_and_watch_say_which_source_does_not_answer_and_what_to_check(local: Any) -> None:
