@@ -17,6 +17,7 @@ from dagster_checkpoints.cli.output import (
     row,
     seconds_in_words,
     table,
+    watermark_in_words,
     write,
     write_json,
 )
@@ -153,8 +154,7 @@ def _cells(instance: InstanceContent) -> list[str]:
     if instance.transactions_pending:
         pending = count_of(instance.transactions_pending, "transaction")
         read = f"{read}; {pending} of its sink to commit" if read else f"{pending} of its sink to commit"
-    watermark = moment_in_words(instance.watermark_ms / 1000) if instance.watermark_ms is not None else NOTHING
-    return [instance.name, instance.state, _rows(instance.rows), size, watermark, read]
+    return [instance.name, instance.state, _rows(instance.rows), size, watermark_in_words(instance.watermark_ms), read]
 
 
 def _rows(rows: int | None) -> str:

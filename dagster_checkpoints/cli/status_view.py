@@ -14,6 +14,7 @@ from dagster_checkpoints.cli.output import (
     row,
     seconds_in_words,
     table,
+    watermark_in_words,
 )
 from dagster_checkpoints.control import (
     CompletedCheckpointStatus,
@@ -223,7 +224,7 @@ def _stages(status: PipelineStatus, rates: Mapping[str, float] | None) -> Render
             continue
         for number, instance in enumerate(stage.instances):
             name, numbers = ("", [""] * len(count)) if number else (stage.name, count)
-            watermark = _watermark(instance) if stage.name not in inside else NOTHING
+            watermark = watermark_in_words(instance.watermark_ms) if stage.name not in inside else NOTHING
             stage_table.add_row(*row(name, instance.name, _state(instance), *numbers, watermark))
     return stage_table
 
@@ -256,7 +257,3 @@ def _state(instance: InstanceStatus) -> str:
             return "caught up"
         return f"behind by {instance.rows_behind:,} rows" if instance.rows_behind else "behind"
     return state
-
-
-def _watermark(instance: InstanceStatus) -> str:
-    return moment_in_words(instance.watermark_ms / 1000) if instance.watermark_ms is not None else NOTHING

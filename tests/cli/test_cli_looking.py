@@ -18,7 +18,9 @@ from rich.console import Console
 
 from dagster_checkpoints.cli import listing, status_view
 from dagster_checkpoints.cli import watch as watching
+from dagster_checkpoints.cli.output import watermark_in_words
 from dagster_checkpoints.control import InstanceStatus, SilenceStatus, SplitsStatus, StageStatus, write_status
+from dagster_checkpoints.coordination import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from dagster_checkpoints.state import decode
 from resources.embedded_s3 import Fault
 
@@ -222,6 +224,41 @@ def test_show_names_the_stages_that_dropped_rows_as_late(local: Any) -> None:
     assert "late rows   delays 1,234" in " ".join(local.cli("show", "43").stdout.split("\n"))
     document = {stage["name"]: stage["late_rows"] for stage in local.json("show", "43")["stages"]}
     assert (document["delays"], document["live"]) == (1234, 0)
+
+
+def test_show_of_a_drains_savepoint_says_that_its_event_time_has_ended(local: Any) -> None:
+    local.run()
+    chains = decode(local.storage.read_metadata(local.checkpoint(42)), "").chains
+    drained = tuple(
+        msgspec.structs.replace(
+            chain,
+            tasks={
+                index: msgspec.structs.replace(task, watermark=MAX_WATERMARK_MS, end_of_data="drain")
+                for index, task in chain.tasks.items()
+            },
+        )
+        for chain in chains
+    )
+    local.savepoint(43, stops=True, chains=drained)
+    local.end("FINISHED", ended_by="drain", keep_checkpoints=False)
+    text = local.cli("show", "latest").output
+    assert text.count("at end of data") == text.count("end of time") + 1 == 4  # `departures` has none: `delays` ends its query
+    assert {i["watermark_ms"] for s in local.json("show", "latest")["stages"] for i in s["instances"]} == {None, MAX_WATERMARK_MS}
+
+
+@pytest.mark.parametrize(
+    ("watermark_ms", "words"),
+    [
+        (None, "-"),
+        (0, "1970-01-01 00:00:00"),
+        (253_402_300_799_000, "9999-12-31 23:59:59"),
+        (253_402_300_800_000, "end of time"),
+        (MAX_WATERMARK_MS, "end of time"),
+        (MIN_WATERMARK_MS, "-"),
+    ],
+)
+def test_every_watermark_has_words(watermark_ms: int | None, words: str) -> None:
+    assert watermark_in_words(watermark_ms) == words
 
 
 def test_show_accepts_every_way_to_name_a_checkpoint(local: Any) -> None:
