@@ -264,12 +264,33 @@ def test_every_watermark_has_words(watermark_ms: int | None, words: str) -> None
 def test_show_accepts_every_way_to_name_a_checkpoint(local: Any) -> None:
     local.run()
     checkpoint, savepoint = local.checkpoint(42), local.savepoint(43)
-    for name in ("42", "chk-42", "latest", checkpoint, f"{local.storage.url}/{checkpoint}", f"{local.url}/flights/{checkpoint}/"):
+    for name in (
+        "42",
+        "chk-42",
+        "chk-42-1",
+        "latest",
+        " ",
+        checkpoint,
+        f"{local.storage.url}/{checkpoint}",
+        f"{local.url}/flights/{checkpoint}/",
+    ):
         assert local.json("show", "--no-offsets", name)["location"] == checkpoint
-    for name in ("43", savepoint, f"{savepoint}/_metadata", f"{local.storage.url}/{savepoint}"):
+    folder = savepoint.removeprefix("savepoints/")
+    for name in (
+        "43",
+        "savepoint-43",
+        "nightly",
+        folder,
+        savepoint,
+        f"{savepoint}/_metadata",
+        f"{local.storage.url}/{savepoint}",
+    ):
         assert local.json("show", "--no-offsets", name)["location"] == savepoint
+    years = local.savepoint(44, "2026"), local.savepoint(2027, "42")
+    assert tuple(local.json("show", name)["location"] for name in ("2026", "2027", "42")) == (*years, checkpoint)
+    local.store.delete([f"flights/{location}/_metadata" for location in years])
     missing = local.json("show", "44", code=6)
-    assert "Its numbers: 42, 43" in missing["message"]
+    assert f"Its checkpoints, newest first: {checkpoint}. Its savepoints, newest first: {savepoint}." in missing["message"]
     assert savepoint in local.json("show", "savepoints/savepoint-7-x-abcdef", code=6)["message"]
     assert checkpoint in local.json("show", "checkpoints/chk-7-1", code=6)["message"]
 
@@ -298,12 +319,14 @@ def test_a_url_needs_no_storage_to_be_named(local: Any, tmp_path: Path) -> None:
     assert "or CHECKPOINT_STORAGE or DAGSTER_HOME" in local.cli("show", "43", *nowhere, code=2).stderr
 
 
-def test_a_savepoint_number_that_fits_two_is_not_guessed(local: Any) -> None:
+def test_a_number_or_name_that_fits_two_savepoints_is_not_guessed(local: Any) -> None:
     local.run()
     local.checkpoint(42)
-    first, second = local.savepoint(43, "a"), local.savepoint(43, "b")
-    message = local.json("show", "43", code=2)["message"]
-    assert first in message and second in message
+    first, second, third = local.savepoint(43, "a"), local.savepoint(43, "b"), local.savepoint(44, "b")
+    for named, several, other in (("43", (first, second), third), ("b", (second, third), first)):
+        message = local.json("show", named, code=2)["message"]
+        assert all(location in message for location in several) and other not in message
+    assert local.json("show", "a")["location"] == first
 
 
 def test_show_prints_the_status_of_the_running_pipeline(world: Any) -> None:
