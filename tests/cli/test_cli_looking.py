@@ -21,7 +21,16 @@ from dagster_checkpoints.cli import watch as watching
 from dagster_checkpoints.cli.output import watermark_in_words
 from dagster_checkpoints.control import InstanceStatus, SilenceStatus, SplitsStatus, StageStatus, write_status
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from dagster_checkpoints.state import decode
+from dagster_checkpoints.state import (
+    ChainMetadata,
+    CheckpointMetadata,
+    QuerySnapshot,
+    StageInstanceSnapshot,
+    StageMetadata,
+    TaskSnapshot,
+    decode,
+    encode,
+)
 from resources.embedded_s3 import Fault
 
 CODE = """
@@ -105,6 +114,19 @@ def test_a_lost_state_is_named_with_what_is_left_and_the_ways_on(world: Any) -> 
     assert expected in pipeline["problem"] and [entry["location"] for entry in pipeline["entries"]] == [savepoint]
     assert "which says where pipeline 'flights' continues" in " ".join(world.cli("list").output.split())
     assert world.json("show", checkpoint)["location"] == checkpoint
+
+
+def test_imported_savepoints_wait_for_the_first_run(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = TaskSnapshot(stages={"live": StageInstanceSnapshot()}, query=QuerySnapshot(4, imported_from="file:///chk"))
+    stages, chains = (StageMetadata("live", 1, ("0",)),), (ChainMetadata("live", ("live",), {0: task}),)
+    made = CheckpointMetadata("flights", 1, stages, chains, kind="savepoint", job_id="0")
+    location = "savepoints/savepoint-1-imported-0a1b2c"
+    local.store.put(f"flights/{location}/_metadata", encode(made))
+    monkeypatch.setattr(watching, "sleep", lambda _: pytest.fail("watch says it once, and ends"))
+    for command in (("list",), ("watch",), ("show",), ("show", "latest")):
+        text = " ".join(local.cli(*command, code=0 if command == ("list",) else 6).output.split())
+        assert text.count("ipeline 'flights' is imported, not started yet") == text.count(f"restore_from: '{location}'") == 1
+        assert "lost" not in text
 
 
 def test_latest_is_the_savepoint_of_a_drain(world: Any) -> None:
