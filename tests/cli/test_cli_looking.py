@@ -136,11 +136,14 @@ def test_latest_is_the_savepoint_of_a_drain(world: Any) -> None:
     world.end("FINISHED", ended_by="drain", keep_checkpoints=False)
     assert world.json("show", "latest")["location"] == location
     assert world.json("verify", "latest")["ok"]
+    drawn = world.json("graph")
+    assert drawn["seen"] == "savepoint 43" and drawn == world.json("graph", "latest")
     world.run()
     world.savepoint(50)
     world.end("FINISHED", ended_by="end_of_data", keep_checkpoints=False)
     message = world.json("show", "latest", code=6)["message"]
     assert "its latest job has none" in message and location in message  # the error names the existing savepoints
+    assert "found neither" in world.json("graph", code=6)["message"]
 
 
 def test_list_long_reads_the_metadata_of_each(world: Any) -> None:
