@@ -238,6 +238,10 @@ def test_show_lists_the_state_of_each_instance_in_a_checkpoint(world: Any) -> No
     assert (delays["shared_with"], delays["transactions_pending"], delays["watermark_ms"]) == ("departures", 1, 1_385_852_400_000)
     text = world.cli("show", "latest").output
     assert "LGA" in text and '{"logOffset":9}' in text and "2013-11-30" in text
+    assert "to commit   delays[0]: 1 transaction\n" in text and "in the query of departures" in text and "read so far" in text
+    without = world.cli("show", "latest", "--no-offsets").output
+    assert "to commit   delays[0]: 1 transaction\n" in without and "2013-11-30 23:00:00" in without and "finished" in without
+    assert not any(part in without for part in ("read so far", "logOffset", "history[0]: 31", "in the query of"))
 
 
 def test_show_names_the_stages_that_dropped_rows_as_late(local: Any) -> None:
