@@ -116,7 +116,7 @@ class _Watcher:
         if self.status is not None and previous is not None:
             self._measure(previous, self.status)
         self.ever_ran = self.ever_ran or self.running
-        self.dead = self.owner.why_ended(lambda: state, state.epoch) if self.running else ""
+        self.dead = self.owner.why_dead(state, state.epoch) if self.running else ""
         return changed
 
     def _measure(self, previous: PipelineStatus, status: PipelineStatus) -> None:
