@@ -10,7 +10,7 @@ from dagster_checkpoints.cli.exits import NothingThere, UsageProblem
 from dagster_checkpoints.cli.graph_drawing import as_mermaid, as_text
 from dagster_checkpoints.cli.graph_model import PipelineGraph, combine, graph_of_checkpoint, graph_of_code, graph_of_status
 from dagster_checkpoints.cli.loading import code_options, load_pipeline
-from dagster_checkpoints.cli.locate import LOCATION_HELP, from_pointer, located
+from dagster_checkpoints.cli.locate import LOCATION_HELP, locate, located
 from dagster_checkpoints.cli.output import write, write_json
 from dagster_checkpoints.cli.status_view import current
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
@@ -18,7 +18,6 @@ from dagster_checkpoints.control import PipelineStatus, read_status
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.state import StateError
 from dagster_checkpoints.storage import CheckpointStorage, StorageError, StorageUnavailable
-from dagster_checkpoints.storage.locating import StoredCheckpoint
 from dagster_checkpoints.storage.root import NoStorageError
 
 
@@ -46,8 +45,8 @@ def graph(
 ) -> None:
     """Draw the pipeline: stages, edges, shared queries, finished stages, and the roots, where a checkpoint starts.
 
-    Draws the running pipeline, else its newest checkpoint, or the one at LOCATION. With -m or -f the code adds what storage
-    does not contain: kinds of stages, sinks, and all edges; without it the edges are those that the newest checkpoint recorded.
+    Draws LOCATION; by default the running pipeline, else 'latest'. With -m or -f the code adds what storage does not contain:
+    kinds of stages, sinks, and all edges; without it the edges are those that the newest checkpoint recorded.
     """
     pipeline = load_pipeline(module, file, attribute, options.pipeline)
     if pipeline is None and only_code:
@@ -59,7 +58,9 @@ def graph(
     elif stored is not None:
         drawn = stored
     else:
-        raise NothingThere("expected a pipeline that runs or has a checkpoint, found neither. Name its code with -m or -f")
+        raise NothingThere(
+            "expected a pipeline that runs or has a checkpoint, found neither. Name its code with -m or -f, or a LOCATION"
+        )
     _write(options, drawn, form or _form(output), output)
 
 
@@ -83,7 +84,7 @@ def _graph_of_storage(options: StorageOptions, storage: CheckpointStorage, pipel
     running = graph_of_status(status, pipeline) if status is not None and status.stages else None
     if running is not None and status is not None and all(stage.inputs is not None for stage in status.stages):
         return running  # the newest checkpoint may be of an older version of the code
-    recorded = _recorded(from_pointer(storage, state.newest), pipeline, latest) if state.newest is not None else None
+    recorded = _recorded(storage, pipeline, latest)
     return combine(recorded, running) if recorded is not None and running is not None else running or recorded
 
 
@@ -92,12 +93,13 @@ def _names(status: PipelineStatus | None) -> dict[str, str]:
     return {stage.uid: stage.name for stage in status.stages if stage.uid} if status is not None else {}
 
 
-def _recorded(checkpoint: StoredCheckpoint, pipeline: Pipeline | None, status: PipelineStatus | None) -> PipelineGraph | None:
+def _recorded(storage: CheckpointStorage, pipeline: Pipeline | None, status: PipelineStatus | None) -> PipelineGraph | None:
+    """The graph of the newest checkpoint, or of the savepoint that the job was stopped with; None without one."""
     try:
-        return graph_of_checkpoint(checkpoint.read(), pipeline, _names(status))
+        return graph_of_checkpoint(locate(storage, "latest").read(), pipeline, _names(status))
     except StorageUnavailable:
         raise
-    except (StateError, StorageError):  # the running pipeline may just have deleted it
+    except (NothingThere, StateError, StorageError):  # the running pipeline may just have deleted it
         return None
 
 

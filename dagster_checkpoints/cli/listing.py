@@ -21,8 +21,9 @@ from dagster_checkpoints.cli.output import (
     write,
     write_json,
 )
-from dagster_checkpoints.cli.status_view import next_start
+from dagster_checkpoints.cli.status_view import next_start, sign_in_words
 from dagster_checkpoints.cli.storage_options import StorageOptions, pipelines, storage_options
+from dagster_checkpoints.control import last_sign
 from dagster_checkpoints.execution.pipeline_state import describe_owner
 from dagster_checkpoints.state import CheckpointMetadata, StateError, decode
 from dagster_checkpoints.storage import (
@@ -174,7 +175,11 @@ def _as_text(
 ) -> list[RenderableType]:
     from rich.text import Text
 
-    summary = describe_owner(state) if state and state.lease else problem or describe_end(state)
+    sign = last_sign(state, None, datetime.now(UTC)) if state else None
+    if state is not None and sign is not None:
+        summary = f"{sign_in_words(sign)}; {describe_owner(state)}" if sign.dead else describe_owner(state)
+    else:
+        summary = problem or describe_end(state)
     title = Text.assemble((storage.pipeline, "bold"), f"  {storage.url}\n", (summary[:1].upper() + summary[1:], "dim"))
     if not entries:
         return [title, Text("No checkpoints, no savepoints.\n")]

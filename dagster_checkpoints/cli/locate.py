@@ -1,4 +1,4 @@
-"""Locates the checkpoint or savepoint that a user names: by its number, `latest`, a location, a URL or a path."""
+"""Locates the checkpoint or savepoint that a user names: by its number or name, `latest`, a location, a URL or a path."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from dagster_checkpoints.cli.exits import NothingThere, UsageProblem
 from dagster_checkpoints.cli.storage_options import StorageOptions
 from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage
+from dagster_checkpoints.storage.layout import Layout
 from dagster_checkpoints.storage.locating import StoredCheckpoint, absolute_location, storage_of, stored_at
 
 LOCATION_HELP = (
     "LOCATION is a checkpoint's or savepoint's number, 'latest' (the latest job's newest checkpoint, or the savepoint that it "
-    "was stopped with), its location as 'list' shows it, a URL, or a path."
+    "was stopped with), a savepoint's name, its location as 'list' shows it, a URL, or a path."
 )
+_NAMED_IN_ERRORS = 20
 
 
 @contextmanager
@@ -42,13 +44,13 @@ def opened_for(options: StorageOptions, named: str) -> Iterator[CheckpointStorag
 
 def locate(storage: CheckpointStorage, named: str | None) -> StoredCheckpoint:
     """As :func:`located`, in a storage that is open already."""
-    named = (named or "latest").strip()
+    named = (named or "").strip() or "latest"
     if named in ("latest", "newest"):
         return _newest(storage)
-    number = named.removeprefix("chk-").removeprefix("savepoint-")
-    if number.isdigit():
-        return _numbered(storage, int(number))
-    return stored_at(storage, absolute_location(named) or named)
+    absolute = absolute_location(named)
+    if absolute is None and "/" not in named:
+        return _listed(storage, named)
+    return stored_at(storage, absolute or named)
 
 
 def from_pointer(storage: CheckpointStorage, pointer: CheckpointPointer) -> StoredCheckpoint:
@@ -67,26 +69,49 @@ def _newest(storage: CheckpointStorage) -> StoredCheckpoint:
         raise NothingThere(problem)
     reason = "the pipeline never ran in this storage" if state is None else "its latest job has none"
     savepoints = [savepoint.location for savepoint in storage.list_savepoints()]
-    choice = f". Its savepoints, newest first: {', '.join(savepoints)}; name one of them" if savepoints else ""
+    choice = f". Its savepoints, newest first: {_enumerated(savepoints)}; name one of them" if savepoints else ""
     raise NothingThere(
         f"expected a completed checkpoint of pipeline {storage.pipeline!r} in {storage.url}, found that {reason}{choice}"
     )
 
 
-def _numbered(storage: CheckpointStorage, number: int) -> StoredCheckpoint:
-    checkpoints, savepoints = storage.list_checkpoints(), storage.list_savepoints()
-    for pointer in checkpoints:
-        if pointer.checkpoint_id == number:
-            return from_pointer(storage, pointer)
-    matching = [savepoint.location for savepoint in savepoints if savepoint.checkpoint_id == number]
-    if len(matching) > 1:
-        raise UsageProblem(f"several savepoints have the number {number}: {', '.join(matching)}. Name one by its location")
+def _listed(storage: CheckpointStorage, named: str) -> StoredCheckpoint:
+    """The one that has this number, or else this name: a number may be a savepoint's name as well."""
+    number = named.removeprefix("chk-").removeprefix("savepoint-")
+    retained = [(pointer.checkpoint_id, from_pointer(storage, pointer)) for pointer in storage.list_checkpoints()]
+    savepoints = [
+        (each.checkpoint_id, StoredCheckpoint(storage, "savepoint", each.location)) for each in storage.list_savepoints()
+    ]
+    everything = {found.location: found for _, found in (*retained, *savepoints)}
+    matching = (
+        [found for checkpoint_id, found in retained if number == str(checkpoint_id)][:1]
+        or [found for checkpoint_id, found in savepoints if number == str(checkpoint_id)]
+        or [found for location, found in everything.items() if named in _names(location)]
+    )
+    if len(matching) == 1:
+        return matching[0]
     if matching:
-        return StoredCheckpoint(storage, "savepoint", matching[0])
-    numbers = sorted(
-        {*(pointer.checkpoint_id for pointer in checkpoints), *(savepoint.checkpoint_id for savepoint in savepoints)}
-    )
+        locations = ", ".join(found.location for found in matching)
+        raise UsageProblem(
+            f"expected one savepoint {named!r} in {storage.url}, found several: {locations}. Name one by its location"
+        )
+    known = {
+        kind: [location for location, found in everything.items() if found.kind == kind] for kind in ("checkpoint", "savepoint")
+    }
+    there = ". ".join(f"Its {kind}s, newest first: {_enumerated(locations)}" for kind, locations in known.items())
     raise NothingThere(
-        f"expected a checkpoint or savepoint {number} in {storage.url}, found none. Its numbers: "
-        f"{', '.join(map(str, numbers)) or 'none'}; name a savepoint outside of this directory by its URL or path"
+        f"expected a checkpoint or savepoint {named!r} in {storage.url}, found none. {there}. "
+        "Name a savepoint outside of this directory by its URL or path"
     )
+
+
+def _names(location: str) -> tuple[str, ...]:
+    """The name of the directory, and the name that a user gave a savepoint."""
+    folder = location.rstrip("/").rpartition("/")[2]
+    parsed = Layout.parse_savepoint(folder)
+    return (folder, parsed[1]) if parsed is not None else (folder,)
+
+
+def _enumerated(locations: list[str]) -> str:
+    more = f" and {len(locations) - _NAMED_IN_ERRORS} more" if len(locations) > _NAMED_IN_ERRORS else ""
+    return ", ".join(locations[:_NAMED_IN_ERRORS]) + more or "none"

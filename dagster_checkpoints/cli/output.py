@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from dagster_checkpoints.control import watermark_moment
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
@@ -145,6 +147,16 @@ def moment_in_words(moment: datetime | float | None) -> str:
     if isinstance(moment, int | float):
         moment = datetime.fromtimestamp(moment, UTC)
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def watermark_in_words(watermark_ms: int | None) -> str:
+    """The time of a watermark in UTC; `end of time` after a drain, and for every other one later than the year 9999.
+
+    Args:
+        watermark_ms: milliseconds since 1970; None without a watermark.
+    """
+    moment = watermark_moment(watermark_ms) if watermark_ms is not None else None
+    return moment_in_words(moment) if moment is not None or not watermark_ms or watermark_ms < 0 else "end of time"
 
 
 def age_in_words(moment: datetime | float | None) -> str:

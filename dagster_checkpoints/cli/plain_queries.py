@@ -10,7 +10,7 @@ import click
 from dagster_checkpoints.cli.exits import UsageProblem
 from dagster_checkpoints.cli.loading import code_options, load_chosen
 from dagster_checkpoints.cli.locate import LOCATION_HELP, located
-from dagster_checkpoints.cli.output import bytes_in_words, count_of, facts, moment_in_words, write, write_json
+from dagster_checkpoints.cli.output import bytes_in_words, count_of, facts, watermark_in_words, write, write_json
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _exported(found: CheckpointExport) -> Iterator[RenderableType]:
 
 
 def _moment(watermark_ms: int) -> str:
-    return moment_in_words(watermark_ms / 1000) if watermark_ms else "none yet"
+    return watermark_in_words(watermark_ms) if watermark_ms else "none yet"
 
 
 def _sources(sources: Sequence[tuple[str, Any]]) -> Iterator[RenderableType]:

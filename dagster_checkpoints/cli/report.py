@@ -9,9 +9,9 @@ import click
 
 from dagster_checkpoints.cli.exits import UsageProblem
 from dagster_checkpoints.cli.output import bytes_in_words, count_of, write, write_json
-from dagster_checkpoints.cli.status_view import current
+from dagster_checkpoints.cli.status_view import current, death_in_short
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
-from dagster_checkpoints.control import PipelineStatus, last_sign, read_status
+from dagster_checkpoints.control import LastSign, PipelineStatus, last_sign, read_status
 from dagster_checkpoints.control.history_segments import read_history
 from dagster_checkpoints.report.building import build_report
 from dagster_checkpoints.report.page import as_json, page
@@ -58,22 +58,23 @@ def _report(storage: CheckpointStorage, state: PipelineState) -> PipelineReport:
     except CorruptStatus as error:
         problems = (*problems, str(error))
     now = datetime.now(UTC)
+    sign = last_sign(state, current(state, status), now)
     return build_report(
         pipeline=state.pipeline,
         url=storage.url,
         entries=entries,
         status=status,
-        state=_in_words(state, status, now),
-        running_epoch=state.epoch if state.lease is not None else None,
+        state=_in_words(state, current(state, status), sign),
+        running_epoch=state.epoch if sign is not None and not sign.dead else None,
         now=now,
         problems=problems,
     )
 
 
-def _in_words(state: PipelineState, status: PipelineStatus | None, now: datetime) -> str:
-    if state.lease is None:
+def _in_words(state: PipelineState, status: PipelineStatus | None, sign: LastSign | None) -> str:
+    if sign is None:
         return describe_end(state)
-    own = current(state, status)
-    sign = last_sign(state, own, now)
-    phase = own.phase if own is not None else "starting"
-    return f"{phase}, last sign overdue" if sign is not None and sign.overdue else phase
+    if sign.dead:
+        return death_in_short(sign)
+    phase = status.phase if status is not None else "starting"
+    return f"{phase}, last sign overdue" if sign.overdue else phase

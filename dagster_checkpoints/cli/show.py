@@ -17,6 +17,7 @@ from dagster_checkpoints.cli.output import (
     row,
     seconds_in_words,
     table,
+    watermark_in_words,
     write,
     write_json,
 )
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 @click.command(epilog=LOCATION_HELP)
 @click.argument("location", required=False)
-@click.option("--offsets/--no-offsets", default=True, help="Read the offset of each source: one small file per source.")
+@click.option("--offsets/--no-offsets", default=True, help="Show how far the input was read: one small file per source is read.")
 @storage_options
 def show(options: StorageOptions, location: str | None, offsets: bool) -> None:
     """A checkpoint or savepoint in detail; without LOCATION, the progress of the running pipeline, or how it ended.
@@ -52,7 +53,7 @@ def show(options: StorageOptions, location: str | None, offsets: bool) -> None:
         if options.as_json:
             write_json(_as_json(stored, metadata, stages, state))
         else:
-            write(*_as_text(stored, metadata, stages, state))
+            write(*_as_text(stored, metadata, stages, state, offsets))
 
 
 def _show_pipeline(options: StorageOptions, storage: CheckpointStorage) -> None:
@@ -90,7 +91,11 @@ def _as_json(
 
 
 def _as_text(
-    stored: StoredCheckpoint, metadata: CheckpointMetadata, stages: tuple[StageContent, ...], state: PipelineState | None
+    stored: StoredCheckpoint,
+    metadata: CheckpointMetadata,
+    stages: tuple[StageContent, ...],
+    state: PipelineState | None,
+    offsets: bool,
 ) -> list[RenderableType]:
     from rich.text import Text
 
@@ -113,30 +118,27 @@ def _as_text(
         ),
         ("written by", f"Spark {metadata.spark_version or 'of an unknown version'}, format {metadata.version}"),
         ("late rows", ", ".join(f"{stage.name} {stage.late_rows:,}" for stage in stages if stage.late_rows)),
+        ("to commit", _to_commit(stages)),
         ("next run", "begins from this one by default" if next_start(state) == stored.location else ""),
     )
     title = Text(f"{metadata.kind.capitalize()} {metadata.checkpoint_id} of {metadata.pipeline}", style="bold")
-    return [title, fields, Text(""), _stages(stages)]
+    return [title, fields, Text(""), _stages(stages, offsets)]
 
 
-def _stages(stages: tuple[StageContent, ...]) -> RenderableType:
-    stage_table = table(
-        "stage",
-        "instance",
-        "state",
-        "rows",
-        "size",
-        "watermark",
-        "read so far",
-        right=("rows", "size"),
-        keep=("stage", "instance"),
-    )
+def _to_commit(stages: tuple[StageContent, ...]) -> str:
+    pending = ((f"{stage.name}[{each.name}]", each.transactions_pending) for stage in stages for each in stage.instances)
+    return ", ".join(f"{name}: {count_of(number, 'transaction')}" for name, number in pending if number)
+
+
+def _stages(stages: tuple[StageContent, ...], offsets: bool) -> RenderableType:
+    columns = ["stage", "instance", "state", "rows", "size", "watermark", *["read so far"] * offsets]
+    stage_table = table(*columns, right=("rows", "size"), keep=("stage", "instance"))
     for stage in stages:
         if stage.finished:
-            stage_table.add_row(*row(stage.name, _instances(stage), "finished", _rows(stage.rows), "", "", "", style="dim"))
+            stage_table.add_row(*row(stage.name, _instances(stage), "finished", _rows(stage.rows), style="dim"))
             continue
         for number, instance in enumerate(stage.instances):
-            cells = _cells(instance)
+            cells = _cells(instance)[: len(columns) - 1]
             stage_table.add_row(*row("" if number else stage.name, *cells, style="dim" if instance.state == "finished" else ""))
     return stage_table
 
@@ -147,14 +149,10 @@ def _instances(stage: StageContent) -> str:
 
 def _cells(instance: InstanceContent) -> list[str]:
     if instance.state == "finished":
-        return [instance.name, "finished", "", "", "", ""]
+        return [instance.name, "finished"]
     size = NOTHING if instance.shared_with else bytes_in_words(instance.total.bytes)
     read = f"in the query of {instance.shared_with}" if instance.shared_with else instance.offsets
-    if instance.transactions_pending:
-        pending = count_of(instance.transactions_pending, "transaction")
-        read = f"{read}; {pending} of its sink to commit" if read else f"{pending} of its sink to commit"
-    watermark = moment_in_words(instance.watermark_ms / 1000) if instance.watermark_ms is not None else NOTHING
-    return [instance.name, instance.state, _rows(instance.rows), size, watermark, read]
+    return [instance.name, instance.state, _rows(instance.rows), size, watermark_in_words(instance.watermark_ms), read]
 
 
 def _rows(rows: int | None) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagster_checkpoints.cli.locate import LOCATION_HELP, located
-from dagster_checkpoints.cli.output import count_of, facts, moment_in_words, row, table, write, write_json
+from dagster_checkpoints.cli.output import count_of, facts, row, table, watermark_in_words, write, write_json
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _as_text(document: dict[str, Any]) -> list[RenderableType]:
             splits = document["splits"][field]
             parts += [Text(f"{field} ({len(splits)}): {', '.join(splits[:_SPLITS])}{', …' if len(splits) > _SPLITS else ''}")]
     for each in document["offsets"]:
-        moment = moment_in_words(each["watermark_ms"] / 1000)
+        moment = watermark_in_words(each["watermark_ms"])
         parts += [Text(""), Text(f"Offsets of {each['instance']}: batch {each['batch_id']}, watermark {moment}", style="bold")]
         parts += [Text(f"{source['source']}: {_text(source['offset'])}") for source in each["sources"]]
     return parts

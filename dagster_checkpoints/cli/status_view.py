@@ -14,6 +14,7 @@ from dagster_checkpoints.cli.output import (
     row,
     seconds_in_words,
     table,
+    watermark_in_words,
 )
 from dagster_checkpoints.control import (
     CompletedCheckpointStatus,
@@ -52,15 +53,16 @@ def next_start(state: PipelineState | None) -> str | None:
 def status_as_json(state: PipelineState, status: PipelineStatus | None) -> dict[str, Any]:
     """The content of both files, as one document, with the age of the run's last sign."""
     own = current(state, status)
+    sign = last_sign(state, own, datetime.now(UTC))
     return {
         "pipeline": state.pipeline,
-        "running": state.lease is not None,
+        "running": sign is not None and not sign.dead,
         "owner": state.lease.owner if state.lease else None,
         "epoch": state.epoch,
         "job": state.job,
         "newest": state.newest,
         "next_start": next_start(state),
-        "last_sign": last_sign(state, own, datetime.now(UTC)),
+        "last_sign": sign,
         "status": own,
     }
 
@@ -103,20 +105,24 @@ def _phase(state: PipelineState, status: PipelineStatus | None) -> tuple[str, st
     if state.lease is None:
         return ("not running", "yellow")
     phase, sign = status.phase if status is not None else "starting", last_sign(state, status, datetime.now(UTC))
+    if sign is not None and sign.dead:
+        return (sign_in_words(sign), "red")
     if sign is not None and sign.overdue:
-        return (f"{phase}, {_sign_in_words(sign)}", "yellow")
+        return (f"{phase}, {sign_in_words(sign)}", "yellow")
     return (phase, "green" if phase == "running" else "yellow")
 
 
-def _sign_in_words(sign: LastSign) -> str:
+def death_in_short(sign: LastSign) -> str:
+    """What is said of a dead run in place of its phase."""
+    return "died" if sign.gone else f"lease ended {seconds_in_words(sign.lease_ended or 0.0)} ago"
+
+
+def sign_in_words(sign: LastSign) -> str:
+    """What an overdue sign says of the run."""
     last = f"last sign {seconds_in_words(sign.seconds)} ago"
-    if sign.gone:
-        return f"{last}: the run's process has ended, so another run may take the pipeline over"
-    if sign.lease_ended is not None:
-        return (
-            f"{last}: the run has died, or does not reach the storage; its lease ended {seconds_in_words(sign.lease_ended)} ago, "
-            "so another run may take the pipeline over"
-        )
+    if sign.dead:
+        why = "the run's process has ended" if sign.gone else "the run has died, or does not reach the storage"
+        return f"{death_in_short(sign)}, {last}: {why}, so another run may take the pipeline over"
     assert sign.status_seconds is not None
     if sign.seconds < sign.status_seconds:
         return f"last status {seconds_in_words(sign.status_seconds)} ago, {last}: the run is busy, or its main thread has stopped"
@@ -218,7 +224,7 @@ def _stages(status: PipelineStatus, rates: Mapping[str, float] | None) -> Render
             continue
         for number, instance in enumerate(stage.instances):
             name, numbers = ("", [""] * len(count)) if number else (stage.name, count)
-            watermark = _watermark(instance) if stage.name not in inside else NOTHING
+            watermark = watermark_in_words(instance.watermark_ms) if stage.name not in inside else NOTHING
             stage_table.add_row(*row(name, instance.name, _state(instance), *numbers, watermark))
     return stage_table
 
@@ -251,7 +257,3 @@ def _state(instance: InstanceStatus) -> str:
             return "caught up"
         return f"behind by {instance.rows_behind:,} rows" if instance.rows_behind else "behind"
     return state
-
-
-def _watermark(instance: InstanceStatus) -> str:
-    return moment_in_words(instance.watermark_ms / 1000) if instance.watermark_ms is not None else NOTHING

@@ -14,7 +14,8 @@ from dagster_checkpoints.cli.output import console, seconds_in_words, write, wri
 from dagster_checkpoints.cli.seconds import Seconds
 from dagster_checkpoints.cli.status_view import current, status_as_json, status_as_text
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
-from dagster_checkpoints.control import SILENT_INTERVALS, PipelineStatus, last_sign, read_status
+from dagster_checkpoints.control import SILENT_INTERVALS, LastSign, PipelineStatus, last_sign, read_status
+from dagster_checkpoints.control.pipeline_control import OwnerWatch
 from dagster_checkpoints.storage import CheckpointStorage, PipelineState, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -35,18 +36,22 @@ if TYPE_CHECKING:
 def watch(options: StorageOptions, once: bool, interval: float) -> None:
     """The progress of the pipeline: stages, rows, watermarks, checkpoints under way. Ends with the run, or with Ctrl-C.
 
-    With --json: one document per line, whenever the progress has changed. Exit code 3 if the pipeline is not running.
+    With --json: one document per line, whenever the progress has changed. Exit code 3 if the pipeline is not running, or its run
+    has died: its process has ended, or it has not renewed its lease for the lease's whole length.
     """
     with options.open() as storage:
         watcher = _Watcher(options, storage)
         watcher.read()
-        if once or not watcher.running:
+        if once or not watcher.running or watcher.dead:
             watcher.show_once()
         elif options.as_json or not console().is_terminal:
             watcher.follow_lines(interval)
         else:
             watcher.follow_live(interval)
-        if not watcher.ever_ran:
+        if watcher.dead:
+            click.echo(f"{storage.pipeline}: {watcher.dead}", err=True)
+        sign = watcher.sign
+        if not watcher.ever_ran or watcher.dead or (once and sign is not None and sign.dead):
             click.get_current_context().exit(int(Exit.NOT_RUNNING))
 
 
@@ -61,6 +66,9 @@ class _Watcher:
         status: status of the running owner at that read; None if it has written none.
         rates: rows per second between the last two statuses, by stage.
         ever_ran: whether the pipeline was running at some read.
+        dead: why the run that owns the pipeline can be taken for dead; "" if that is not known.
+        owner: finds that out by the rules of a take-over: on another machine the clock may differ, so the age of the lease that
+            is displayed does not end the command.
         storage_error: why the last read of the storage failed; "" if it succeeded.
         changed_at: monotonic seconds of the last read that showed a change.
     """
@@ -71,6 +79,8 @@ class _Watcher:
     status: PipelineStatus | None = None
     rates: dict[str, float] = field(default_factory=dict)
     ever_ran: bool = False
+    dead: str = ""
+    owner: OwnerWatch = field(default_factory=lambda: OwnerWatch(lambda: monotonic()))
     storage_error: str = ""
     changed_at: float = field(default_factory=lambda: monotonic())
 
@@ -79,9 +89,14 @@ class _Watcher:
         return self.state is not None and self.state.lease is not None
 
     @property
+    def sign(self) -> LastSign | None:
+        """The last sign of the run that owns the pipeline; None if no run does."""
+        return last_sign(self.state, self.status, datetime.now(UTC)) if self.state is not None else None
+
+    @property
     def overdue(self) -> bool:
         """Whether the run that owns the pipeline should have given a sign by now."""
-        sign = last_sign(self.state, self.status, datetime.now(UTC)) if self.state is not None else None
+        sign = self.sign
         return sign is not None and sign.overdue
 
     def read(self) -> bool:
@@ -101,6 +116,7 @@ class _Watcher:
         if self.status is not None and previous is not None:
             self._measure(previous, self.status)
         self.ever_ran = self.ever_ran or self.running
+        self.dead = self.owner.why_dead(state, state.epoch) if self.running else ""
         return changed
 
     def _measure(self, previous: PipelineStatus, status: PipelineStatus) -> None:
@@ -139,7 +155,7 @@ class _Watcher:
             write(*status_as_text(self.state, self.status))
 
     def follow_lines(self, interval: float) -> None:
-        """Without a terminal: write the progress whenever it has changed, and once more when the run gives no sign."""
+        """Without a terminal: write the progress whenever it has changed, when the run gives no sign, and when it has died."""
         changed, overdue = True, False
         while True:
             if changed:
@@ -148,19 +164,19 @@ class _Watcher:
                     write_json_line(status_as_json(self.state, self.status))
                 else:
                     write(self.frame(), "")
-            if not self.running:
+            if not self.running or self.dead:
                 return
             sleep(interval)
             changed, before = self.read(), overdue
             overdue = self.overdue
-            changed = changed or (overdue and not before)
+            changed = changed or (overdue and not before) or bool(self.dead)
 
     def follow_live(self, interval: float) -> None:
         """On a terminal: update the progress in place."""
         from rich.live import Live
 
         with Live(self.frame(), console=console(), auto_refresh=False, vertical_overflow="visible") as live:
-            while self.running:
+            while self.running and not self.dead:
                 sleep(interval)
                 self.read()
                 live.update(self.frame(), refresh=True)

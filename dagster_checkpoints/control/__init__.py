@@ -47,6 +47,7 @@ from dagster_checkpoints.control.status import (
     decode_status,
     encode_status,
     read_status,
+    watermark_moment,
     write_status,
 )
 
@@ -88,5 +89,6 @@ __all__ = [
     "health_of",
     "last_sign",
     "read_status",
+    "watermark_moment",
     "write_status",
 ]

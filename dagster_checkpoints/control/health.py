@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from dagster_checkpoints.control.last_sign import last_sign
-from dagster_checkpoints.control.status import PipelineStatus, StageStatus
+from dagster_checkpoints.control.status import PipelineStatus, StageStatus, watermark_moment
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.execution.source_answers import Silence, silence_text
 from dagster_checkpoints.pipeline.number_values import is_number
@@ -239,7 +239,8 @@ def _stage(
     if limit is not None and same and sample.at - same[0].at >= limit:
         rows = sample.rows.get(name, 0) - same[0].rows.get(name, 0)
         if rows > 0:
-            at = datetime.fromtimestamp((watermark or 0) / 1000).astimezone().isoformat(timespec="seconds")
+            moment = watermark_moment(watermark or 0)
+            at = moment.astimezone().isoformat(timespec="seconds") if moment is not None else f"{watermark} ms since 1970"
             minutes = (sample.at - same[0].at) / 60
             text = f"{name}: the watermark stands still at {at} for {minutes:.0f} minutes, in which {rows:,} rows were emitted"
             yield HealthProblem("standing_watermark", "error", text)

@@ -35,6 +35,11 @@ class LastSign(msgspec.Struct, frozen=True, kw_only=True):
     gone: bool
     overdue: bool
 
+    @property
+    def dead(self) -> bool:
+        """Whether another run may take the pipeline over: its processes or its lease have ended."""
+        return self.gone or self.lease_ended is not None
+
 
 def owner_is_gone(owner: Owner) -> bool:
     """Whether the processes of a run are known to have ended: False for those of another machine or container."""
@@ -59,6 +64,5 @@ def last_sign(
     ended = lease - state.lease.seconds if lease > state.lease.seconds else None
     overdue = status is not None and written is not None and written > SILENT_INTERVALS * status.interval
     seconds = lease if written is None else min(lease, written)
-    gone = is_gone(state.lease.owner)
-    overdue = overdue or gone or ended is not None
-    return LastSign(seconds=seconds, status_seconds=written, lease_ended=ended, gone=gone, overdue=overdue)
+    sign = LastSign(seconds=seconds, status_seconds=written, lease_ended=ended, gone=is_gone(state.lease.owner), overdue=overdue)
+    return msgspec.structs.replace(sign, overdue=overdue or sign.dead)

@@ -246,7 +246,7 @@ class PipelineControl:
     def wait(self, handle: RequestHandle, timeout: float) -> Answer:
         """See :meth:`RequestHandle.wait`."""
         until = self._monotonic() + timeout
-        pause, watch, storage_error = min(0.1, self._poll), _OwnerWatch(self._monotonic), ""
+        pause, watch, storage_error = min(0.1, self._poll), OwnerWatch(self._monotonic), ""
         while True:
             try:
                 answer = handle.poll()
@@ -302,7 +302,7 @@ class PipelineControl:
         raise RequestFailed(answer.reason, answer.message, answer.url, answer)
 
 
-class _OwnerWatch:
+class OwnerWatch:
     """Finds out from the storage whether a pipeline's owner is still alive; reads ``state.json`` a few times per lease."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
@@ -316,6 +316,12 @@ class _OwnerWatch:
         if self._token and self._monotonic() < self._next_read:
             return ""
         state = read()
+        if state is not None and state.lease is not None:
+            self._next_read = self._monotonic() + state.lease.seconds / _READS_PER_LEASE
+        return self.why_dead(state, epoch)
+
+    def why_dead(self, state: PipelineState | None, epoch: int) -> str:
+        """As :meth:`why_ended`, of a state that was just read."""
         now = self._monotonic()
         if state is None or state.lease is None:
             return f"the run has ended. {describe_end(state)}"
@@ -331,5 +337,4 @@ class _OwnerWatch:
                 f"it is {describe_owner(state)}, and that run is dead: it has not renewed its lease for a whole "
                 f"{state.lease.seconds:g} s. {describe_end(state)}"
             )
-        self._next_read = now + state.lease.seconds / _READS_PER_LEASE
         return ""

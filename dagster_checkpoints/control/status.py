@@ -6,6 +6,7 @@ pipeline and which checkpoint is the newest, and the last status of a killed own
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
@@ -282,6 +283,18 @@ class _StatusVersion(msgspec.Struct):
 # Made at import: two threads that decode a type for the first time at the same moment crash msgspec.
 _VERSIONS = msgspec.json.Decoder(_StatusVersion)
 _STATUSES = msgspec.json.Decoder(PipelineStatus)
+
+
+def watermark_moment(watermark_ms: int) -> datetime | None:
+    """The time of a watermark, in UTC; None if no date can be so late or so early: after a drain it is the end of event time.
+
+    Args:
+        watermark_ms: the watermark, milliseconds since 1970.
+    """
+    try:
+        return datetime.fromtimestamp(watermark_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def encode_status(status: PipelineStatus) -> bytes:

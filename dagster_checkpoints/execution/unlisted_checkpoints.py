@@ -1,7 +1,8 @@
 """What storage holds of a pipeline for which it records no job: ``state.json`` is missing, or no run has begun a job under it.
 
 A first start finds nothing. Where checkpoints or savepoints are found, ``state.json`` was lost, or a user has put savepoints
-there: a run that does not name its start is refused, because it would read all input again beside the rows that the sinks hold.
+there, as the import of a plain query does: a run that does not name its start is refused, because it would read all input again
+beside the rows that the sinks hold.
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ class UnlistedFiles(msgspec.Struct, frozen=True):
     Attributes:
         checkpoints: checkpoints and savepoints with metadata, in any order.
         shared_epoch: the highest fencing epoch in the name of a state file; 0 without state files.
+        imported: whether there are only savepoints that were made from plain queries, and no file that a run writes.
     """
 
     checkpoints: tuple[UnlistedCheckpoint, ...] = ()
     shared_epoch: int = 0
+    imported: bool = False
 
     @property
     def highest_epoch(self) -> int:
@@ -92,10 +95,18 @@ def describe_unlisted(unlisted: UnlistedFiles, place: StatePlace, *, exists: boo
     """What is missing, what is there, and what the user can do."""
     locations = [each.location for each in unlisted.newest_first]
     more = f" and {len(locations) - _NAMED_IN_ERRORS} more" if len(locations) > _NAMED_IN_ERRORS else ""
+    named = f"{', '.join(locations[:_NAMED_IN_ERRORS])}{more}"
     found = "a file that records no job" if exists else "no such file"
+    if unlisted.imported and not exists:
+        return (
+            f"pipeline {place.pipeline!r} is imported, not started yet: expected {place.url}, which its first run writes, "
+            f"found {found}, and savepoints made from plain queries: {named}. Start it with "
+            f"restore_from: {locations[0]!r}, which goes on where the query has stopped, or, without the query's state, with "
+            "restore_from: 'none'"
+        )
     return (
         f"expected {place.url}, which says where pipeline {place.pipeline!r} continues, found {found}, although storage holds "
-        f"checkpoints or savepoints of the pipeline, newest first: {', '.join(locations[:_NAMED_IN_ERRORS])}{more}. A run that "
+        f"checkpoints or savepoints of the pipeline, newest first: {named}. A run that "
         "ignored them would read all input again, and the sinks would hold rows twice, or lose those that they replace. If you "
         "have a copy of the lost state.json (a bucket with versioning keeps it), put it back. Otherwise launch the run with "
         f"restore_from: {locations[0]!r}, which continues there. To begin again from the start, launch it with restore_from: "

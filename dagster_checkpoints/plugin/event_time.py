@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import dagster as dg
 
-from dagster_checkpoints.coordination import MAX_WATERMARK_MS
+from dagster_checkpoints.control import watermark_moment
 from dagster_checkpoints.pipeline import Pipeline
 
 
@@ -21,9 +21,9 @@ def event_time_metadata(pipeline: Pipeline, stage: str, watermark_ms: int | None
         watermark_ms: Its output watermark, epoch ms; None if there is none.
         wall: Wall clock, against which the lag is measured.
     """
-    if watermark_ms is None or watermark_ms >= MAX_WATERMARK_MS:
+    watermark = watermark_moment(watermark_ms) if watermark_ms is not None else None
+    if watermark is None:
         return {}
-    watermark = datetime.fromtimestamp(watermark_ms / 1000, UTC)
     shown: dict[str, Any] = {"watermark": dg.MetadataValue.timestamp(watermark)}
     if not pipeline.is_bounded(stage):  # a backfill has no meaningful lag
         shown["lag_seconds"] = round((wall() - watermark).total_seconds())

@@ -385,6 +385,12 @@ class CheckpointMetadata(_Struct, frozen=True, omit_defaults=False):
     statistics: dict[str, float] = {}
     version: int = VERSION
 
+    @property
+    def imported(self) -> bool:
+        """Whether it is a savepoint that was made from the checkpoint directory of a plain query."""
+        queries = (task.query for chain in self.chains for task in chain.tasks.values())
+        return any(query is not None and bool(query.imported_from) for query in queries)
+
     def files(self) -> frozenset[str]:
         """The names in storage of all files that the checkpoint refers to: none may be deleted while it is retained."""
         return frozenset(file.name for chain in self.chains for t in chain.tasks.values() for file in task_files(t))

@@ -16,7 +16,7 @@ from dagster_checkpoints.execution.unlisted_checkpoints import ListUnlisted, Unl
 from dagster_checkpoints.files.store import ObjectStore
 from dagster_checkpoints.state import StateError, decode
 from dagster_checkpoints.storage import processes
-from dagster_checkpoints.storage.layout import METADATA, Layout, SharedName
+from dagster_checkpoints.storage.layout import METADATA, SAVEPOINTS, Layout, SharedName
 from dagster_checkpoints.storage.ownership import Ownership, PipelineStateFile, now_utc
 
 
@@ -32,24 +32,30 @@ def unlisted_files(store: ObjectStore, layout: Layout) -> UnlistedFiles:
     One LIST of the pipeline's directory (per 1,000 files), and one GET for each savepoint, whose name does not contain an epoch.
     """
     found: list[UnlistedCheckpoint] = []
-    epoch = 0
+    epoch, only_imported = 0, True
     for info in store.list(f"{layout.pipeline}/"):
         location, _, name = info.key.removeprefix(f"{layout.pipeline}/").rpartition("/")
+        only_imported = only_imported and location.startswith(f"{SAVEPOINTS}/")
         if location == "shared" and (file := SharedName.parse(name)) is not None:
             epoch = max(epoch, file.epoch)
         elif name == METADATA and (key := layout.parse_checkpoint(location)) is not None:
             found.append(UnlistedCheckpoint(key.epoch, key.checkpoint_id, location))
         elif name == METADATA and layout.is_savepoint(location):
-            found.append(_unlisted_savepoint(store, info.key, location))
-    return UnlistedFiles(tuple(found), epoch)
+            savepoint, imported = _unlisted_savepoint(store, info.key, location)
+            found.append(savepoint)
+            only_imported = only_imported and imported
+    return UnlistedFiles(tuple(found), epoch, imported=only_imported and bool(found))
 
 
-def _unlisted_savepoint(store: ObjectStore, key: str, location: str) -> UnlistedCheckpoint:
-    """A savepoint; its epoch and id are 0 if its metadata cannot be read: a restore of it says why."""
+def _unlisted_savepoint(store: ObjectStore, key: str, location: str) -> tuple[UnlistedCheckpoint, bool]:
+    """A savepoint, and whether it was made from a plain query.
+
+    Its epoch and id are 0 if its metadata cannot be read: a restore of it says why.
+    """
     with suppress(NotFound, StateError):
         metadata = decode(store.get(key), f"{store.url}/{key}")
-        return UnlistedCheckpoint(metadata.epoch, metadata.checkpoint_id, location)
-    return UnlistedCheckpoint(0, 0, location)
+        return UnlistedCheckpoint(metadata.epoch, metadata.checkpoint_id, location), metadata.imported
+    return UnlistedCheckpoint(0, 0, location), False
 
 
 def acquire(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,10 +16,21 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from dagster_checkpoints.cli import status_view
+from dagster_checkpoints.cli import listing, status_view
 from dagster_checkpoints.cli import watch as watching
+from dagster_checkpoints.cli.output import watermark_in_words
 from dagster_checkpoints.control import InstanceStatus, SilenceStatus, SplitsStatus, StageStatus, write_status
-from dagster_checkpoints.state import decode
+from dagster_checkpoints.coordination import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from dagster_checkpoints.state import (
+    ChainMetadata,
+    CheckpointMetadata,
+    QuerySnapshot,
+    StageInstanceSnapshot,
+    StageMetadata,
+    TaskSnapshot,
+    decode,
+    encode,
+)
 from resources.embedded_s3 import Fault
 
 CODE = """
@@ -104,6 +116,19 @@ def test_a_lost_state_is_named_with_what_is_left_and_the_ways_on(world: Any) -> 
     assert world.json("show", checkpoint)["location"] == checkpoint
 
 
+def test_imported_savepoints_wait_for_the_first_run(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = TaskSnapshot(stages={"live": StageInstanceSnapshot()}, query=QuerySnapshot(4, imported_from="file:///chk"))
+    stages, chains = (StageMetadata("live", 1, ("0",)),), (ChainMetadata("live", ("live",), {0: task}),)
+    made = CheckpointMetadata("flights", 1, stages, chains, kind="savepoint", job_id="0")
+    location = "savepoints/savepoint-1-imported-0a1b2c"
+    local.store.put(f"flights/{location}/_metadata", encode(made))
+    monkeypatch.setattr(watching, "sleep", lambda _: pytest.fail("watch says it once, and ends"))
+    for command in (("list",), ("watch",), ("show",), ("show", "latest")):
+        text = " ".join(local.cli(*command, code=0 if command == ("list",) else 6).output.split())
+        assert text.count("ipeline 'flights' is imported, not started yet") == text.count(f"restore_from: '{location}'") == 1
+        assert "lost" not in text
+
+
 def test_latest_is_the_savepoint_of_a_drain(world: Any) -> None:
     world.run()
     world.checkpoint(42)
@@ -111,11 +136,14 @@ def test_latest_is_the_savepoint_of_a_drain(world: Any) -> None:
     world.end("FINISHED", ended_by="drain", keep_checkpoints=False)
     assert world.json("show", "latest")["location"] == location
     assert world.json("verify", "latest")["ok"]
+    drawn = world.json("graph")
+    assert drawn["seen"] == "savepoint 43" and drawn == world.json("graph", "latest")
     world.run()
     world.savepoint(50)
     world.end("FINISHED", ended_by="end_of_data", keep_checkpoints=False)
     message = world.json("show", "latest", code=6)["message"]
     assert "its latest job has none" in message and location in message  # the error names the existing savepoints
+    assert "found neither" in world.json("graph", code=6)["message"]
 
 
 def test_list_long_reads_the_metadata_of_each(world: Any) -> None:
@@ -210,6 +238,10 @@ def test_show_lists_the_state_of_each_instance_in_a_checkpoint(world: Any) -> No
     assert (delays["shared_with"], delays["transactions_pending"], delays["watermark_ms"]) == ("departures", 1, 1_385_852_400_000)
     text = world.cli("show", "latest").output
     assert "LGA" in text and '{"logOffset":9}' in text and "2013-11-30" in text
+    assert "to commit   delays[0]: 1 transaction\n" in text and "in the query of departures" in text and "read so far" in text
+    without = world.cli("show", "latest", "--no-offsets").output
+    assert "to commit   delays[0]: 1 transaction\n" in without and "2013-11-30 23:00:00" in without and "finished" in without
+    assert not any(part in without for part in ("read so far", "logOffset", "history[0]: 31", "in the query of"))
 
 
 def test_show_names_the_stages_that_dropped_rows_as_late(local: Any) -> None:
@@ -223,15 +255,71 @@ def test_show_names_the_stages_that_dropped_rows_as_late(local: Any) -> None:
     assert (document["delays"], document["live"]) == (1234, 0)
 
 
+def test_show_of_a_drains_savepoint_says_that_its_event_time_has_ended(local: Any) -> None:
+    local.run()
+    chains = decode(local.storage.read_metadata(local.checkpoint(42)), "").chains
+    drained = tuple(
+        msgspec.structs.replace(
+            chain,
+            tasks={
+                index: msgspec.structs.replace(task, watermark=MAX_WATERMARK_MS, end_of_data="drain")
+                for index, task in chain.tasks.items()
+            },
+        )
+        for chain in chains
+    )
+    local.savepoint(43, stops=True, chains=drained)
+    local.end("FINISHED", ended_by="drain", keep_checkpoints=False)
+    text = local.cli("show", "latest").output
+    assert text.count("at end of data") == text.count("end of time") + 1 == 4  # `departures` has none: `delays` ends its query
+    assert {i["watermark_ms"] for s in local.json("show", "latest")["stages"] for i in s["instances"]} == {None, MAX_WATERMARK_MS}
+
+
+@pytest.mark.parametrize(
+    ("watermark_ms", "words"),
+    [
+        (None, "-"),
+        (0, "1970-01-01 00:00:00"),
+        (253_402_300_799_000, "9999-12-31 23:59:59"),
+        (253_402_300_800_000, "end of time"),
+        (MAX_WATERMARK_MS, "end of time"),
+        (MIN_WATERMARK_MS, "-"),
+    ],
+)
+def test_every_watermark_has_words(watermark_ms: int | None, words: str) -> None:
+    assert watermark_in_words(watermark_ms) == words
+
+
 def test_show_accepts_every_way_to_name_a_checkpoint(local: Any) -> None:
     local.run()
     checkpoint, savepoint = local.checkpoint(42), local.savepoint(43)
-    for name in ("42", "chk-42", "latest", checkpoint, f"{local.storage.url}/{checkpoint}", f"{local.url}/flights/{checkpoint}/"):
+    for name in (
+        "42",
+        "chk-42",
+        "chk-42-1",
+        "latest",
+        " ",
+        checkpoint,
+        f"{local.storage.url}/{checkpoint}",
+        f"{local.url}/flights/{checkpoint}/",
+    ):
         assert local.json("show", "--no-offsets", name)["location"] == checkpoint
-    for name in ("43", savepoint, f"{savepoint}/_metadata", f"{local.storage.url}/{savepoint}"):
+    folder = savepoint.removeprefix("savepoints/")
+    for name in (
+        "43",
+        "savepoint-43",
+        "nightly",
+        folder,
+        savepoint,
+        f"{savepoint}/_metadata",
+        f"{local.storage.url}/{savepoint}",
+    ):
         assert local.json("show", "--no-offsets", name)["location"] == savepoint
+    years = local.savepoint(44, "2026"), local.savepoint(2027, "42")
+    assert tuple(local.json("show", name)["location"] for name in ("2026", "2027", "42")) == (*years, checkpoint)
+    local.store.delete([f"flights/{location}/_metadata" for location in years])
     missing = local.json("show", "44", code=6)
-    assert "Its numbers: 42, 43" in missing["message"]
+    assert f"Its checkpoints, newest first: {checkpoint}. Its savepoints, newest first: {savepoint}." in missing["message"]
     assert savepoint in local.json("show", "savepoints/savepoint-7-x-abcdef", code=6)["message"]
     assert checkpoint in local.json("show", "checkpoints/chk-7-1", code=6)["message"]
 
@@ -260,12 +348,14 @@ def test_a_url_needs_no_storage_to_be_named(local: Any, tmp_path: Path) -> None:
     assert "or CHECKPOINT_STORAGE or DAGSTER_HOME" in local.cli("show", "43", *nowhere, code=2).stderr
 
 
-def test_a_savepoint_number_that_fits_two_is_not_guessed(local: Any) -> None:
+def test_a_number_or_name_that_fits_two_savepoints_is_not_guessed(local: Any) -> None:
     local.run()
     local.checkpoint(42)
-    first, second = local.savepoint(43, "a"), local.savepoint(43, "b")
-    message = local.json("show", "43", code=2)["message"]
-    assert first in message and second in message
+    first, second, third = local.savepoint(43, "a"), local.savepoint(43, "b"), local.savepoint(44, "b")
+    for named, several, other in (("43", (first, second), third), ("b", (second, third), first)):
+        message = local.json("show", named, code=2)["message"]
+        assert all(location in message for location in several) and other not in message
+    assert local.json("show", "a")["location"] == first
 
 
 def test_show_prints_the_status_of_the_running_pipeline(world: Any) -> None:
@@ -291,7 +381,7 @@ def later(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> Callable[[float], N
 
 
 def test_show_dates_the_last_sign_of_a_run_whose_status_is_overdue(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    after = later(monkeypatch, status_view)
+    after = later(monkeypatch, status_view, listing, watching)
     local.run()
     local.status(updated_at=datetime.now(UTC))
     assert "last sign" not in local.cli("show").output and local.json("show")["last_sign"]["overdue"] is False
@@ -300,10 +390,14 @@ def test_show_dates_the_last_sign_of_a_run_whose_status_is_overdue(local: Any, m
     busy = " ".join(local.cli("show").output.split())
     assert re.search(r"running, last status (4[1-9]|[5-9]\d) s ago", busy) and "the run is busy" in busy
     after(41)
-    dead = " ".join(local.cli("watch", "--once").output.split())
-    assert re.search(r"running, last sign (4[1-9]|[5-9]\d) s ago: the run has died, or does not reach the storage", dead)
-    assert "its lease ended" in dead
-    assert local.json("show")["last_sign"]["overdue"] is True
+    ended = (
+        r"ease ended (1[1-9]|[2-6]\d) s ago, last sign (4[1-9]|[5-9]\d) s ago: the run has died, or does not reach the storage"
+    )
+    for command, code in ((("show",), 0), (("watch", "--once"), 3), (("list",), 0)):
+        dead = " ".join(local.cli(*command, code=code).output.split())
+        assert re.search(ended, dead) and "running" not in dead.partition("2f0c9a17")[0]
+    document = local.json("show")
+    assert document["last_sign"]["overdue"] is True and document["running"] is False
     local.end("FAILED")
     assert local.json("show")["last_sign"] is None
 
@@ -316,6 +410,45 @@ def test_watch_writes_once_more_when_the_run_gives_no_sign(local: Any, monkeypat
     monkeypatch.setattr(watching, "sleep", lambda _: next(happens)())
     lines = [msgspec.json.decode(line) for line in local.cli("watch", "--json").stdout.splitlines()]
     assert [line["last_sign"] and line["last_sign"]["overdue"] for line in lines] == [False, True, None]
+
+
+@pytest.mark.parametrize("process", ["here", "elsewhere"])
+def test_watch_ends_when_the_run_has_died(local: Any, monkeypatch: pytest.MonkeyPatch, process: str) -> None:
+    """Its process has ended; of another machine's: by this process's clock its lease was not renewed for its whole length."""
+    clock, gone = [1000.0], []
+    monkeypatch.setattr(watching, "monotonic", lambda: clock[0])
+    signs = sys.modules["dagster_checkpoints.control.last_sign"]  # the package's attribute of this name is the function
+    monkeypatch.setattr(signs, "is_gone", lambda owner, observer: bool(gone))
+    local.run()
+    local.checkpoint(42)
+    local.status()
+
+    def passes(renew: bool = False, dies: bool = False) -> None:
+        clock[0] += 20
+        gone.extend([True] * dies)
+        if renew:
+            local.ownership.renew()
+
+    here = process == "here"
+    happens = [passes, lambda: passes(renew=True), passes, lambda: passes(dies=here)]
+    steps = iter(happens)
+    monkeypatch.setattr(watching, "sleep", lambda _: next(steps)())
+    ended = local.cli("watch", "--json", code=3)
+    assert next(steps, None) is None
+    documents = [msgspec.json.decode(line) for line in ended.stdout.splitlines()]
+    assert [document["last_sign"]["gone"] for document in documents] == [False, False, here]
+    why = "its process has ended" if here else "it has not renewed its lease for a whole 30 s"
+    assert "flights: it is owned by run 2f0c9a17" in ended.stderr and why in ended.stderr
+    assert "newest checkpoint: checkpoints/chk-42-1" in ended.stderr
+    gone.append(True)
+    assert documents[-1]["running"] is not here and local.json("show")["running"] is False
+    for command, code in ((("show",), 0), (("watch",), 3), (("watch", "--once"), 3), (("list",), 0)):
+        shown = " ".join(local.cli(*command, code=code).output.split())
+        assert re.search(
+            "[Dd]ied, last sign .* ago: the run's process has ended, so another run may take the pipeline over", shown
+        )
+    report = local.json("report")
+    assert (report["state"], report["running"]) == ("died", False)
 
 
 def test_show_and_watch_say_which_source_does_not_answer_and_what_to_check(local: Any) -> None:

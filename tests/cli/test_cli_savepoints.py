@@ -83,6 +83,20 @@ def test_verify_reports_damage_with_its_exit_code(world: Any, tmp_path: Path) ->
     assert "corrupt metadata" in world.cli("verify", "43", code=1).output
 
 
+def test_the_name_of_a_savepoint_is_a_location(local: Any, tmp_path: Path) -> None:
+    """As operations.md prints it for a changed pipeline; the savepoint of a stop may be elsewhere."""
+    fitting = code(tmp_path, ["EWR", "JFK", "LGA"])
+    local.run()
+    checkpoint, savepoint = local.checkpoint(42), local.savepoint(43, "before-change")
+    assert local.json("verify", "before-change", "-f", fitting, "--no-plans")["location"] == savepoint
+    message = local.json("verify", "before-chnage", "-f", fitting, "--no-plans", code=6)["message"]
+    assert "'before-chnage'" in message and checkpoint in message and savepoint in message
+    elsewhere = local.savepoint(44, "last", target=str(tmp_path / "elsewhere"), stops=True)
+    assert local.json("verify", "last")["location"] == elsewhere
+    local.json("dispose", "before-change", "--yes")
+    assert local.json("verify", "before-change", code=6)["error"] == "NothingThere"
+
+
 def test_verify_of_nothing(local: Any) -> None:
     local.run()
     assert local.json("verify", "7", code=6)["error"] == "NothingThere"

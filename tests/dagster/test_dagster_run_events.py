@@ -324,9 +324,11 @@ def test_a_restart_names_the_stages_that_restart(reporter: RunReporter, recorder
     ]
 
 
-def test_the_end_of_event_time_is_not_shown_as_a_watermark(reporter: RunReporter, recorder: Recorder) -> None:
+@pytest.mark.parametrize("watermark_ms", [MAX_WATERMARK_MS, 253_402_300_800_000, -(10**14)])
+def test_a_watermark_that_can_be_no_date_is_not_shown(reporter: RunReporter, recorder: Recorder, watermark_ms: int) -> None:
+    """That of the end of event time, and of rows with an event time that is wrong."""
     list(reporter.report(STARTED))
-    list(reporter.report(checkpoint(3, watermark_ms=MAX_WATERMARK_MS)))
+    list(reporter.report(checkpoint(3, watermark_ms=watermark_ms)))
     assert "watermark" not in recorder.observed("total")[0]
 
 

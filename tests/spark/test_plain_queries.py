@@ -257,6 +257,7 @@ def test_the_command_line_takes_a_query_over_and_gives_it_back(lab: Any) -> None
     found = json.loads(taken.stdout)
     assert (found["batch_id"], found["operators"]) == (last - 1, {"0": "stateStoreSave"})
     assert found["url"].startswith(f"file://{there.folder}/store/typed/savepoints/savepoint-1-imported-")
+    assert "is imported, not started yet" in typed("list").stdout
     again = there.folder / "plain again"
     back = typed("export", found["url"], there.folder / "back", "--stage", "windows", "--output", again, "--json")
     assert back.exit_code == 0, back.output

@@ -160,6 +160,7 @@ def watermark(minute: int, rows: int, **fields: Any) -> PipelineStatus:
     ("looks", "stands"),
     [
         (lambda n: watermark(5, 10 * n), True),
+        (lambda n: watermark(5 * 10**9, 10 * n), True),  # at no date that there is: the event time is wrong
         (lambda n: watermark(5, 10), False),  # no rows arrive
         (lambda n: watermark(n // 10, 10 * n), False),  # it moves
         (lambda n: status(one(rows=10 * n)), False),  # there is none

@@ -42,9 +42,10 @@ def test_the_last_sign_of_a_run(status: float | None, renewed: float, seconds: f
         )
     sign = last_sign(state, written, NOW)
     assert sign is not None
-    assert (sign.seconds, sign.lease_ended, sign.overdue) == (seconds, ended, overdue)
+    assert (sign.seconds, sign.lease_ended, sign.overdue, sign.dead) == (seconds, ended, overdue, ended is not None)
     gone = last_sign(state, written, NOW, is_gone=lambda known: known is owner)
     assert gone == msgspec.structs.replace(sign, gone=True, overdue=True)
+    assert gone is not None and gone.dead
 
 
 def test_a_pipeline_that_does_not_run_gives_no_sign() -> None:

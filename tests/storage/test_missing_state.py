@@ -7,6 +7,15 @@ from typing import Any
 
 import pytest
 
+from dagster_checkpoints.state import (
+    ChainMetadata,
+    CheckpointMetadata,
+    QuerySnapshot,
+    StageInstanceSnapshot,
+    StageMetadata,
+    TaskSnapshot,
+    encode,
+)
 from dagster_checkpoints.storage import CheckpointStorage, ObjectStore, Owner, OwnershipLost, PipelineStateMissing
 
 SHA = "ab" * 32
@@ -41,6 +50,34 @@ def test_checkpoints_without_a_state_are_not_ignored(
         assert part in str(refused.value)
     assert keys(store) == set(files), "a refused run has written nothing"
     assert storage.describe_unlisted(None) == str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("others", "imported"),
+    [
+        ([], True),
+        ([f"flights/savepoints/savepoint-1-imported-0a1b2c/state/{SHA}"], True),
+        ([SAVEPOINT], False),
+        ([CHECKPOINT], False),
+        (["flights/status.json"], False),  # of a run: state.json was lost, or never written
+        ([f"flights/shared/{SHA}-3"], False),
+    ],
+)
+def test_imported_savepoints_alone_are_no_loss(
+    storage: CheckpointStorage, store: ObjectStore, alice: Owner, others: list[str], imported: bool
+) -> None:
+    task = TaskSnapshot(stages={"live": StageInstanceSnapshot()}, query=QuerySnapshot(4, imported_from="file:///chk"))
+    stages, chains = (StageMetadata("live", 1, ("0",)),), (ChainMetadata("live", ("live",), {0: task}),)
+    made = CheckpointMetadata("flights", 1, stages, chains, kind="savepoint", job_id="0")
+    store.put("flights/savepoints/savepoint-1-imported-0a1b2c/_metadata", encode(made))
+    for file in others:
+        store.put(file, b"{}")
+    with pytest.raises(PipelineStateMissing) as refused:
+        storage.acquire(alice)
+    text = str(refused.value)
+    assert ("is imported, not started yet" in text, "lost" in text) == (imported, not imported)
+    assert "restore_from: 'savepoints/savepoint-1-imported-0a1b2c'" in text or not imported
+    assert storage.describe_unlisted(None) == text
 
 
 @pytest.mark.parametrize(
