@@ -194,7 +194,17 @@ def _of_job(
         chain = next(c for c in deployment.chains if stage.name in c.stages)
         finished = stage.name in job.reporter.announced
         instances = tuple(
-            _instance(deployment, coordinator, chain, index, stage.name, finished, stage.kind.is_source, silences)
+            _instance(
+                deployment,
+                coordinator,
+                chain,
+                index,
+                stage.name,
+                finished,
+                stage.kind.is_source,
+                silences,
+                splits.get(stage.name),
+            )
             for index in range(stage.parallelism)
         )
         stages.append(
@@ -261,6 +271,7 @@ def _instance(
     is_source: bool,
     silences: Mapping[TaskId, Silence],
 ) -> InstanceStatus:
+    splits: SplitCounts | None,
     task = deployment.tasks.get(TaskId(chain.name, index))
     name = chain.instances[index]
     if task is None or finished:
@@ -269,10 +280,11 @@ def _instance(
     ended = stage in task.machine.ended_sources
     silence = silences.get(task.id) if is_source and not ended else None
     return InstanceStatus(
+    caught_up = splits.read_all if splits is not None and task.machine.running else task.caught_up(stage)
         name=name,
         state=coordinator.state_of(task.id).name,
         end_of_data=task.machine.operators_finished or ended,
-        caught_up=ended or (task.caught_up if silence is None else None),
+        caught_up=ended or (caught_up if silence is None else None),
         watermark_ms=watermark if watermark is not None and watermark < MAX_WATERMARK_MS else None,
         rows_behind=task.rows_behind,
         silence=SilenceStatus(seconds=silence.seconds, doing=silence.doing, words=silence.words) if silence else None,

@@ -166,9 +166,12 @@ class Task(ABC):
         """Whether the task ended before its data: it continues when the job is resumed from the savepoint."""
         return self.machine.suspended
 
-    @property
-    def caught_up(self) -> bool | None:
-        """Whether the task has processed all input that the last check found; None if that is not known. Any thread."""
+    def caught_up(self, stage: str) -> bool | None:
+        """Whether a stage of the task has processed all input that the last check found; None if that is not known. Any thread.
+
+        Args:
+            stage: The name of the stage.
+        """
         return None
 
     def look_at_sources(self) -> SourceLook | None:
