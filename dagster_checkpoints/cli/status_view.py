@@ -119,7 +119,7 @@ def _sign_in_words(sign: LastSign) -> str:
         )
     assert sign.status_seconds is not None
     if sign.seconds < sign.status_seconds:
-        return f"last status {seconds_in_words(sign.status_seconds)} ago, {last}: the run is busy, or its main thread has stopped"
+        return f"last status {seconds_in_words(sign.status_seconds)} ago: the run is busy, or its main thread has stopped"
     return f"{last}: the run is busy or dead"
 
 
