@@ -135,7 +135,7 @@ def _silences(status: PipelineStatus) -> list[RenderableType]:
                 seconds = max(longest.seconds, silence.seconds)
                 if stage.name not in names:
                     names.append(stage.name)
-                found[chain] = names, Silence(seconds, silence.doing, silence.words)
+                found[chain] = names, Silence(seconds, silence.doing, silence.words, silence.local)
     return [Text(silence_text(names, silence), style="yellow") for names, silence in found.values()]
 
 

@@ -263,7 +263,7 @@ def _stage(
     for instance in stage.instances:
         silence = instance.silence
         if thresholds.silent_source is not None and silence is not None and silence.seconds >= thresholds.silent_source:
-            text = silence_text((name,), Silence(silence.seconds, silence.doing, silence.words))
+            text = silence_text((name,), Silence(silence.seconds, silence.doing, silence.words, silence.local))
             yield HealthProblem("silent_source", "error", text)
 
 

@@ -28,11 +28,13 @@ class SilenceStatus(msgspec.Struct, frozen=True, kw_only=True):
         seconds: seconds since its last answer, or since its query began.
         doing: what the query does: "starting", "asking" or "reading".
         words: Spark's own words for it.
+        local: whether Spark's driver reads the rows itself, and no executors on other machines.
     """
 
     seconds: float
     doing: Literal["starting", "asking", "reading", "other"]
     words: str
+    local: bool = False
 
 
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
@@ -270,8 +271,8 @@ def _instance(
     finished: bool,
     is_source: bool,
     silences: Mapping[TaskId, Silence],
-) -> InstanceStatus:
     splits: SplitCounts | None,
+) -> InstanceStatus:
     task = deployment.tasks.get(TaskId(chain.name, index))
     name = chain.instances[index]
     if task is None or finished:
@@ -279,15 +280,15 @@ def _instance(
     watermark = task.output_watermark
     ended = stage in task.machine.ended_sources
     silence = silences.get(task.id) if is_source and not ended else None
-    return InstanceStatus(
     caught_up = splits.read_all if splits is not None and task.machine.running else task.caught_up(stage)
+    return InstanceStatus(
         name=name,
         state=coordinator.state_of(task.id).name,
         end_of_data=task.machine.operators_finished or ended,
         caught_up=ended or (caught_up if silence is None else None),
         watermark_ms=watermark if watermark is not None and watermark < MAX_WATERMARK_MS else None,
         rows_behind=task.rows_behind,
-        silence=SilenceStatus(seconds=silence.seconds, doing=silence.doing, words=silence.words) if silence else None,
+        silence=SilenceStatus(**asdict(silence)) if silence else None,
     )
 
 
