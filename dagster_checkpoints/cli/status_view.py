@@ -125,7 +125,7 @@ def sign_in_words(sign: LastSign) -> str:
         return f"{death_in_short(sign)}, {last}: {why}, so another run may take the pipeline over"
     assert sign.status_seconds is not None
     if sign.seconds < sign.status_seconds:
-        return f"last status {seconds_in_words(sign.status_seconds)} ago, {last}: the run is busy, or its main thread has stopped"
+        return f"last status {seconds_in_words(sign.status_seconds)} ago: the run is busy, or its main thread has stopped"
     return f"{last}: the run is busy or dead"
 
 
@@ -141,7 +141,7 @@ def _silences(status: PipelineStatus) -> list[RenderableType]:
                 seconds = max(longest.seconds, silence.seconds)
                 if stage.name not in names:
                     names.append(stage.name)
-                found[chain] = names, Silence(seconds, silence.doing, silence.words)
+                found[chain] = names, Silence(seconds, silence.doing, silence.words, silence.local)
     return [Text(silence_text(names, silence), style="yellow") for names, silence in found.values()]
 
 

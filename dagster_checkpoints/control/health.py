@@ -172,11 +172,21 @@ def _remembered(memory: HealthMemory, sample: Sample) -> HealthMemory:
 
 def _silent(state: PipelineState, status: PipelineStatus | None, now: datetime) -> Iterator[HealthProblem]:
     sign = last_sign(state, status, now)
-    if sign is not None and sign.overdue:
-        lease = f"; its lease ended {sign.lease_ended:.0f} s ago" if sign.lease_ended is not None else ""
-        what = "its process has ended" if sign.gone else "it has died, or is very busy"
-        text = f"the run's last sign is {sign.seconds:.0f} s old{lease}: {what}"
-        yield HealthProblem("silent", "error", text)
+    if sign is None or not sign.overdue:
+        return
+    lease = f"; its lease ended {sign.lease_ended:.0f} s ago" if sign.lease_ended is not None else ""
+    text = f"the run's last sign is {sign.seconds:.0f} s old{lease}: "
+    if sign.gone:
+        text += "its process has ended"
+    elif sign.lease_ended is not None:
+        text += "it has died, or does not reach the storage"
+    else:
+        assert status is not None
+        text = (
+            f"the run's status is {sign.status_seconds:.0f} s old; expected one every {status.interval:g} s: "
+            "the run is very busy, or its main thread has stopped"
+        )
+    yield HealthProblem("silent", "error", text)
 
 
 def _found(
@@ -254,7 +264,7 @@ def _stage(
     for instance in stage.instances:
         silence = instance.silence
         if thresholds.silent_source is not None and silence is not None and silence.seconds >= thresholds.silent_source:
-            text = silence_text((name,), Silence(silence.seconds, silence.doing, silence.words))
+            text = silence_text((name,), Silence(silence.seconds, silence.doing, silence.words, silence.local))
             yield HealthProblem("silent_source", "error", text)
 
 

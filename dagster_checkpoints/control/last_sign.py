@@ -26,7 +26,8 @@ class LastSign(msgspec.Struct, frozen=True, kw_only=True):
         status_seconds: seconds since its last status; None if it has written none.
         lease_ended: seconds since the end of its lease; None while it holds.
         gone: whether its processes, which ran on this machine, have ended.
-        overdue: whether the status is overdue, the lease has ended, or the processes have.
+        overdue: whether the lease or the processes have ended, or the status is overdue. No status is due while the run starts:
+            Spark's start and the plans take the thread that writes it.
     """
 
     seconds: float
@@ -62,7 +63,8 @@ def last_sign(
     lease = max((now - state.lease.renewed_at).total_seconds(), 0.0)
     written = max((now - status.updated_at).total_seconds(), 0.0) if status is not None else None
     ended = lease - state.lease.seconds if lease > state.lease.seconds else None
-    overdue = status is not None and written is not None and written > SILENT_INTERVALS * status.interval
+    due = status is not None and status.phase != "starting"
+    overdue = due and written is not None and written > SILENT_INTERVALS * status.interval
     seconds = lease if written is None else min(lease, written)
     sign = LastSign(seconds=seconds, status_seconds=written, lease_ended=ended, gone=is_gone(state.lease.owner), overdue=overdue)
     return msgspec.structs.replace(sign, overdue=overdue or sign.dead)

@@ -29,11 +29,13 @@ class SilenceStatus(msgspec.Struct, frozen=True, kw_only=True):
         seconds: seconds since its last answer, or since its query began.
         doing: what the query does: "starting", "asking" or "reading".
         words: Spark's own words for it.
+        local: whether Spark's driver reads the rows itself, and no executors on other machines.
     """
 
     seconds: float
     doing: Literal["starting", "asking", "reading", "other"]
     words: str
+    local: bool = False
 
 
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +45,8 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
         name: name of the instance.
         state: name of its task's ``TaskState``.
         end_of_data: whether the instance emits no more records.
-        caught_up: of a source: whether it has read all input that was available when it last checked; None if the source
-            cannot know, or the stage is no source.
+        caught_up: of a source: whether it has read all input that was available when it last checked, which it has done since
+            the run or its restart began; None if the source cannot know, or the stage is no source.
         watermark_ms: its output watermark, milliseconds since 1970; None before the first.
         rows_behind: of a Kafka source: the number of messages that were not read yet when its last micro-batch was planned;
             None if it is not known.

@@ -12,6 +12,8 @@ from typing import Literal
 
 SILENT_SECONDS = 20.0
 """Seconds without an answer after which a source counts as silent."""
+LOCAL_FIRST_BATCH_SECONDS = 60.0
+"""The same for a first batch that Spark's driver reads itself: it reaches what it reads, so the batch is only slow."""
 REPEAT_SECONDS = 600.0
 """Seconds after which a source that is still silent is reported again."""
 
@@ -43,11 +45,13 @@ class Silence:
         seconds: The time since its last answer, or since its query began.
         doing: What its query does.
         words: Spark's own words for it.
+        local: Whether Spark's driver reads the rows itself, and no executors on other machines.
     """
 
     seconds: float
     doing: Doing
     words: str
+    local: bool = False
 
 
 class SourceAnswers:
@@ -55,10 +59,12 @@ class SourceAnswers:
 
     Args:
         now: Monotonic seconds.
+        local: Whether Spark's driver reads the rows itself, and no executors on other machines.
     """
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, *, local: bool = False) -> None:
         self.silence: Silence | None = None
+        self._local = local
         self._answers: str | None = None
         self._since = now
         self._reported_at: float | None = None
@@ -75,10 +81,11 @@ class SourceAnswers:
         if answered:
             self._since = now
         seconds = now - self._since
-        if look is None or answered or seconds < SILENT_SECONDS:
+        patience = LOCAL_FIRST_BATCH_SECONDS if self._local and look is not None and look.doing == "reading" else SILENT_SECONDS
+        if look is None or answered or seconds < patience:
             ended, self.silence, self._reported_at = self.silence is not None, None, None
             return ended
-        self.silence = Silence(seconds, look.doing, look.words)
+        self.silence = Silence(seconds, look.doing, look.words, self._local)
         if self._reported_at is not None and now - self._reported_at < REPEAT_SECONDS:
             return False
         self._reported_at = now
@@ -104,10 +111,10 @@ def silence_text(sources: Sequence[str], silence: Silence) -> str:
     names = ", ".join(map(repr, sources))
     subject = f"Source {names}" if len(sources) == 1 else f"One of the sources {names}"
     if silence.doing == "reading":
+        reach = "" if silence.local else "If there are few rows, check that the machines of Spark's executors reach the source. "
         return (
             f"{subject} has given no rows yet: its first batch has been running for {silence.seconds:.0f} s ({silence.words}). "
-            "If there are few rows, check that the machines of Spark's executors reach the source. If there are many, limit the "
-            "rows of a micro-batch: none of them is committed while it runs."
+            f"{reach}If there are many rows, limit those of a micro-batch: none of them is committed while it runs."
         )
     return (
         f"{subject} has not answered for {silence.seconds:.0f} s; Spark says: {silence.words}. No rows are read meanwhile, and "

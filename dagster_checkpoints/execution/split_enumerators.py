@@ -45,12 +45,14 @@ class SplitCounts(msgspec.Struct, frozen=True):
         assigned: number of splits that instances read.
         finished: number of splits read to their end.
         complete: whether no other split is discovered any more.
+        read_all: whether the source is unbounded, and all splits of the discoveries of this attempt so far have been read.
     """
 
     discovered: int = 0
     assigned: int = 0
     finished: int = 0
     complete: bool = False
+    read_all: bool = False
 
 
 class SplitEnumerator:
@@ -82,7 +84,7 @@ class SplitEnumerator:
     @property
     def counts(self) -> SplitCounts:
         """The progress of the source."""
-        return SplitCounts(len(self._known), len(self._assigned), len(self._finished), self._complete)
+        return SplitCounts(len(self._known), len(self._assigned), len(self._finished), self._complete, self.has_read_all)
 
     @property
     def has_read_all(self) -> bool:

@@ -62,11 +62,12 @@ def start_line(event: StartEvent | JobStarted | QueryEvent, pipeline: Pipeline, 
         case QueryStarted(stages, instances, number, total, seconds):
             several = f" ({instances} instances)" if instances > 1 else ""
             return f"Query {number} of {total} has started: {query_name(stages)}{several}, after {seconds:.1f} s."
-        case FirstBatch(stages, instance, rows, seconds):
+        case FirstBatch(stages, instance, rows, seconds, rows_read):
             of = query_name(stages)
             which = f" (instance {instance})" if pipeline.stage(stages[-1]).parallelism > 1 else ""
             if not rows:
-                return f"First batch of query {of}{which}: no rows yet, in {seconds:.1f} s."
+                emitted = "no rows emitted yet" if rows_read is None else f"{_count(rows_read, 'row')} read, none emitted yet"
+                return f"First batch of query {of}{which} in {seconds:.1f} s: {emitted}."
             return f"First rows of query {of}{which}: {_count(rows, 'row')} from {stages[-1]} in {seconds:.1f} s."
 
 

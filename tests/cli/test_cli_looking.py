@@ -388,7 +388,11 @@ def test_show_dates_the_last_sign_of_a_run_whose_status_is_overdue(local: Any, m
     local.status(updated_at=datetime.now(UTC) - timedelta(seconds=41))
     # At least 41 s: real time passes as well.
     busy = " ".join(local.cli("show").output.split())
-    assert re.search(r"running, last status (4[1-9]|[5-9]\d) s ago", busy) and "the run is busy" in busy
+    assert re.search(r"running, last status (4[1-9]|[5-9]\d) s ago: the run is busy, or its main thread has stopped", busy)
+    assert "last sign" not in busy, "the lease is younger than what is overdue"
+    local.status(updated_at=datetime.now(UTC) - timedelta(seconds=145), phase="starting")
+    assert "last status" not in local.cli("show").output and local.json("show")["last_sign"]["overdue"] is False
+    local.status(updated_at=datetime.now(UTC) - timedelta(seconds=41))
     after(41)
     ended = (
         r"ease ended (1[1-9]|[2-6]\d) s ago, last sign (4[1-9]|[5-9]\d) s ago: the run has died, or does not reach the storage"

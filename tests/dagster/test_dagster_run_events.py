@@ -274,6 +274,7 @@ def test_from_the_launch_to_the_first_checkpoint_each_step_is_a_line(reporter: R
         FirstBatch(("doubled",), "left", 1, 0.72),
         QueryStarted(("total",), 1, 2, 2, 3.0),
         FirstBatch(("total",), "0", 0, 0.72),
+        FirstBatch(("total",), "0", 0, 0.72, 4000),
         FirstBatch(("total",), "0", 1000, 0.72),
     )
     assert [line for _, line in recorder.lines] == [
@@ -294,10 +295,11 @@ def test_from_the_launch_to_the_first_checkpoint_each_step_is_a_line(reporter: R
         "Query total waits until its static inputs have been read: doubled.",
         "First rows of query doubled (instance left): 1 row from doubled in 0.7 s.",
         "Query 2 of 2 has started: total, after 3.0 s.",
-        "First batch of query total: no rows yet, in 0.7 s.",
+        "First batch of query total in 0.7 s: no rows emitted yet.",
+        "First batch of query total in 0.7 s: 4,000 rows read, none emitted yet.",
         "First rows of query total: 1,000 rows from total in 0.7 s.",
     ]
-    assert recorder.observed("total") == [{"rows": 5, "state": "running"}] * 2
+    assert recorder.observed("total") == [{"rows": 5, "state": "running"}] * 3
 
 
 def test_a_restart_names_the_stages_that_restart(reporter: RunReporter, recorder: Recorder) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dagster_checkpoints.execution.source_answers import (
+    LOCAL_FIRST_BATCH_SECONDS,
     REPEAT_SECONDS,
     SILENT_SECONDS,
     Doing,
@@ -18,9 +19,9 @@ HOLD = SILENT_SECONDS
 Looked = tuple[float, str | None, Doing]
 
 
-def looks(rows: list[Looked]) -> list[tuple[float, str]]:
+def looks(rows: list[Looked], *, local: bool = False) -> list[tuple[float, str]]:
     """What is reported: the moment, and the kind of silence, or "answered"."""
-    watch, reported = SourceAnswers(0.0), []
+    watch, reported = SourceAnswers(0.0, local=local), []
     for now, answers, doing in rows:
         if watch.look(None if answers is None else SourceLook(answers, doing, f"{doing} something"), now):
             reported.append((now, watch.silence.doing if watch.silence is not None else "answered"))
@@ -69,10 +70,29 @@ def test_what_is_reported_of_a_source(rows: list[Looked], expected: list[tuple[f
     assert looks(rows) == expected
 
 
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        pytest.param([(t, "", "reading") for t in range(0, 60, 4)], [], id="a slow first batch"),
+        pytest.param([(t, "", "reading") for t in range(0, 71, 2)], [(LOCAL_FIRST_BATCH_SECONDS, "reading")], id="a slower one"),
+        pytest.param([(t, "", "asking") for t in range(0, 31, 2)], [(HOLD, "asking")], id="an answer is expected as early"),
+        pytest.param([(t, "", "starting") for t in range(0, 31, 2)], [(HOLD, "starting")], id="and so are the sources' objects"),
+        pytest.param(
+            [(0, "", "asking"), (22, "", "asking"), (24, "", "reading"), (70, "", "reading")],
+            [(22, "asking"), (24, "answered"), (70, "reading")],
+            id="it has answered late, and its first batch does not end",
+        ),
+    ],
+)  # fmt: skip
+def test_with_a_local_master_a_first_batch_may_take_longer(rows: list[Looked], expected: list[tuple[float, str]]) -> None:
+    assert looks(rows, local=True) == expected
+
+
 def test_a_silence_says_how_long_it_lasts_and_what_spark_does() -> None:
-    watch = SourceAnswers(0.0)
-    watch.look(SourceLook("", "asking", "Getting offsets"), 21.5)
-    assert watch.silence == Silence(21.5, "asking", "Getting offsets")
+    for local in (False, True):
+        watch = SourceAnswers(0.0, local=local)
+        watch.look(SourceLook("", "asking", "Getting offsets"), 21.5)
+        assert watch.silence == Silence(21.5, "asking", "Getting offsets", local)
 
 
 def test_a_silence_in_words_says_which_source_since_when_what_spark_does_and_what_to_check() -> None:
@@ -82,8 +102,8 @@ def test_a_silence_in_words_says_which_source_since_when_what_spark_does_and_wha
         "and that what it names (topic, table, path) exists. Spark goes on asking."
     )
     assert "One of the sources 'a', 'b' has not" in silence_text(("a", "b"), Silence(30, "starting", "Initializing sources"))
-    assert silence_text(("table",), Silence(31, "reading", "evaluating its DataFrame")) == (
-        "Source 'table' has given no rows yet: its first batch has been running for 31 s (evaluating its DataFrame). If there "
-        "are few rows, check that the machines of Spark's executors reach the source. If there are many, limit the rows of a "
-        "micro-batch: none of them is committed while it runs."
-    )
+    begins = "Source 'table' has given no rows yet: its first batch has been running for 31 s (evaluating its DataFrame). "
+    executors = "If there are few rows, check that the machines of Spark's executors reach the source. "
+    ends = "If there are many rows, limit those of a micro-batch: none of them is committed while it runs."
+    for local, text in ((False, begins + executors + ends), (True, begins + ends)):
+        assert silence_text(("table",), Silence(31, "reading", "evaluating its DataFrame", local)) == text

@@ -130,7 +130,22 @@ def test_a_run_without_a_sign() -> None:
     for renewed, names in ((29.0, []), (31.0, ["silent"])):
         problems, _ = health_of(state(renewed=renewed), None, HealthMemory(), ALL, NOW)
         assert [problem.name for problem in problems] == names
-    assert "its lease ended 1 s ago" in problems[0].text
+    assert problems[0].text == (
+        "the run's last sign is 31 s old; its lease ended 1 s ago: it has died, or does not reach the storage"
+    )
+
+
+def test_a_run_that_renews_its_lease_is_not_called_dead_and_its_start_may_take_long() -> None:
+    late = status(updated_at=ago(145))
+    (problem,), _ = health_of(state(renewed=3.0), late, HealthMemory(), ALL, NOW)
+    assert (problem.name, problem.text) == (
+        "silent",
+        "the run's status is 145 s old; expected one every 5 s: the run is very busy, or its main thread has stopped",
+    )
+    starting = msgspec.structs.replace(late, phase="starting", stages=(), last_checkpoint=None)
+    assert health_of(state(renewed=3.0), starting, HealthMemory(), ALL, NOW)[0] == []
+    (problem,), _ = health_of(state(renewed=31.0), starting, HealthMemory(), ALL, NOW)
+    assert problem.name == "silent"
 
 
 def test_the_status_of_an_earlier_run_does_not_count() -> None:

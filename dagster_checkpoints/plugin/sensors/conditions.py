@@ -115,7 +115,7 @@ def bounded_stages_finished() -> DrainCondition:
 
 
 def live_lag_zero() -> DrainCondition:
-    """All unbounded sources have read all available input.
+    """All unbounded sources have read all available input: each was asked after its last micro-batch, and had nothing new.
 
     This may change at any moment, so the drain sensor confirms it: it must hold, together with all conditions that it is combined
     with, in two reports of the pipeline some seconds apart. Input that arrives while the pipeline drains is not read.

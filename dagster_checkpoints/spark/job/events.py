@@ -171,12 +171,14 @@ class FirstBatch:
         instance: The instance that processed the batch.
         rows: The number of rows that the last of these stages emitted with this batch.
         seconds: The duration of the batch.
+        rows_read: The number of rows that the sources among these stages gave; None if that is not known.
     """
 
     stages: tuple[str, ...]
     instance: str
     rows: int
     seconds: float
+    rows_read: int | None = None
 
 
 # While the job runs, and at its end

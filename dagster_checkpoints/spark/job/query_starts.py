@@ -57,8 +57,8 @@ class QueryStarts:
                     return None
                 self._waiting.add(task.vertex)
                 return QueryWaiting(chain.stages, inputs)
-            case TaskFirstBatch(task, rows, seconds):
+            case TaskFirstBatch(task, rows, seconds, rows_read):
                 if self._rows.get(task.vertex) or (not rows and task.vertex in self._rows):
                     return None
                 self._rows[task.vertex] = rows
-                return FirstBatch(chain.stages, chain.instances[task.index], rows, seconds)
+                return FirstBatch(chain.stages, chain.instances[task.index], rows, seconds, rows_read)

@@ -52,7 +52,7 @@ class SourceWatch:
                     continue
                 known = self._watched.get(task.id)
                 if known is None or known[0] is not task:
-                    known = self._watched[task.id] = (task, SourceAnswers(now))
+                    known = self._watched[task.id] = (task, SourceAnswers(now, local=task.reads_locally))
                 answers = known[1]
                 if answers.look(task.look_at_sources(), now):
                     silence = answers.silence

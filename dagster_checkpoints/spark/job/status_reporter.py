@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
@@ -194,7 +195,17 @@ def _of_job(
         chain = next(c for c in deployment.chains if stage.name in c.stages)
         finished = stage.name in job.reporter.announced
         instances = tuple(
-            _instance(deployment, coordinator, chain, index, stage.name, finished, stage.kind.is_source, silences)
+            _instance(
+                deployment,
+                coordinator,
+                chain,
+                index,
+                stage.name,
+                finished,
+                stage.kind.is_source,
+                silences,
+                splits.get(stage.name),
+            )
             for index in range(stage.parallelism)
         )
         stages.append(
@@ -260,6 +271,7 @@ def _instance(
     finished: bool,
     is_source: bool,
     silences: Mapping[TaskId, Silence],
+    splits: SplitCounts | None,
 ) -> InstanceStatus:
     task = deployment.tasks.get(TaskId(chain.name, index))
     name = chain.instances[index]
@@ -268,14 +280,15 @@ def _instance(
     watermark = task.output_watermark
     ended = stage in task.machine.ended_sources
     silence = silences.get(task.id) if is_source and not ended else None
+    caught_up = splits.read_all if splits is not None and task.machine.running else task.caught_up(stage)
     return InstanceStatus(
         name=name,
         state=coordinator.state_of(task.id).name,
         end_of_data=task.machine.operators_finished or ended,
-        caught_up=ended or (task.caught_up if silence is None else None),
+        caught_up=ended or (caught_up if silence is None else None),
         watermark_ms=watermark if watermark is not None and watermark < MAX_WATERMARK_MS else None,
         rows_behind=task.rows_behind,
-        silence=SilenceStatus(seconds=silence.seconds, doing=silence.doing, words=silence.words) if silence else None,
+        silence=SilenceStatus(**asdict(silence)) if silence else None,
     )
 
 

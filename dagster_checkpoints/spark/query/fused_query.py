@@ -112,12 +112,15 @@ class FusedQuery:
             batch_id: A planned batch.
             sources: The sources that have not ended.
         """
-        now = self._query.log.planned(batch_id).sources
-        before = self._query.log.planned(batch_id - 1).sources if batch_id > 0 else (None,) * len(now)
-        places = {name: self._streams[name].position for name in sources}
-        moved = [name for name, at in places.items() if now[at] != before[at]]
-        counted = [name for name in places if name not in moved and batch_id >= self._counted_from[name]]
+        had_rows = self._query.log.moved(batch_id)
+        moved = [name for name in sources if had_rows[self._streams[name].position]]
+        counted = [name for name in sources if name not in moved and batch_id >= self._counted_from[name]]
         return moved, counted
+
+    def caught_up(self, stage: str) -> bool:
+        """Whether a source has caught up; of a stage behind them, whether all have. See `TaskQuery.caught_up`. Any thread."""
+        stream = self._streams.get(stage)
+        return self._query.caught_up(stream.position if stream is not None else None)
 
     def none_has_rows(self) -> bool:
         """Whether Spark has asked every source since they were held, and none had rows; to be called again and again.
@@ -125,10 +128,9 @@ class FusedQuery:
         Spark sets a flag whenever it has found nothing to do. Its question may have begun before the flag was reset here; the
         next one has begun after.
         """
-        execution = self._query.execution
-        if not execution.noNewData():
+        if not self._query.found_nothing():
             return False
-        getattr(execution, "noNewData_$eq")(False)
+        getattr(self._query.execution, "noNewData_$eq")(False)
         self._proofs += 1
         return self._proofs >= 2
 

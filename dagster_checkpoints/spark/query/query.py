@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.execution.source_answers import Doing, SourceLook
+from dagster_checkpoints.execution.source_progress import SourceProgress
 from dagster_checkpoints.spark.files.work_path import WorkPath, url
 from dagster_checkpoints.spark.query.driver_sources import KEPT_ERRORS, SourceFailed
 from dagster_checkpoints.spark.query.file_paths import check_read_once, reads_files
@@ -133,7 +134,7 @@ class TaskQuery:
         self._reads_files = False
         self._begun = threading.Event()  # the query's object is known
         self._query: StreamingQuery | None = None
-        self._answered = False
+        self._progress = SourceProgress()
         self._trigger: Mapping[str, Any] = {}
         self._only_batch = 0  # with `once`: the batch that the query was started for
 
@@ -151,7 +152,7 @@ class TaskQuery:
         """
         self._closing = False
         self.error = None
-        self._answered = False
+        self._progress.begins(self.log.newest_planned())
         if self._gate is not None:
             self._gate.begin()
         self._trigger, self._only_batch = trigger, self.log.last_committed() + 1
@@ -312,19 +313,31 @@ class TaskQuery:
             return self._gate.asked or not self.active  # Spark 4.1 runs a planned batch without asking
         return self.log.has_planned(self.log.last_committed() + 1) or self.waits_for_data
 
-    @property
-    def busy(self) -> bool:
-        """Whether the query is still starting, has no answer from its sources, or has not finished processing new data."""
-        if self._query is None or not self._query.isActive:
-            return True
-        status = self._query.status
-        return bool(status["isDataAvailable"]) or status["message"].startswith("Initializing") or not self._has_answer()
+    def caught_up(self, position: int | None = None) -> bool:
+        """Whether the query runs and its sources have caught up, see `SourceProgress`. Any thread.
 
-    def _has_answer(self) -> bool:
-        """Whether the sources have answered since the query's start."""
-        assert self._query is not None
-        self._answered = self._answered or self._has_asked_sources() or self._query._jsq.lastProgress() is not None
-        return self._answered
+        Args:
+            position: The position of one stream among those of the query, from 0; None for all of them.
+        """
+        if not self.active:
+            return False
+        self.found_nothing()
+        committed = self.log.last_committed()
+        newest = committed + 1 if self.log.has_planned(committed + 1) else committed
+
+        def has_rows(batch_id: int) -> bool:
+            moved = self.log.moved(batch_id)
+            return any(moved) if position is None else moved[position]
+
+        return self._progress.caught_up(newest, has_rows)
+
+    def found_nothing(self) -> bool:
+        """Whether Spark has asked the sources since the newest batch, and wants no other one."""
+        committed = self.log.last_committed()  # before the question: a batch that is committed after it is not meant
+        found = bool(self.execution.noNewData())
+        if found:
+            self._progress.found_nothing(committed)
+        return found
 
     def look(self) -> SourceLook | None:
         """What the query does with its sources; None if it does not run. Any thread."""

@@ -59,10 +59,12 @@ class QueryLog:
         """
         if self._last_committed is None:
             self._last_committed = _largest(self._commits)
-        processed = self._last_committed if self._processed is None else self._processed
-        while self._last_committed < processed and self.is_committed(self._last_committed + 1):
-            self._last_committed += 1
-        return self._last_committed
+        last = self._last_committed
+        processed = last if self._processed is None else self._processed
+        while last < processed and self.is_committed(last + 1):
+            last += 1
+        self._last_committed = last  # in one step: several threads ask
+        return last
 
     def is_committed(self, batch_id: int) -> bool:
         return (self._commits / str(batch_id)).exists()
@@ -76,6 +78,12 @@ class QueryLog:
         metadata = json.loads(lines[1])
         sources = tuple(None if line == _NO_OFFSET else json.loads(line) for line in lines[_FIRST_SOURCE:] if line)
         return PlannedBatch(batch_id, int(metadata["batchWatermarkMs"]), sources)
+
+    def moved(self, batch_id: int) -> tuple[bool, ...]:
+        """By stream of the query, whether a planned batch has rows of it. Raises FileNotFoundError as :meth:`planned` does."""
+        now = self.planned(batch_id).sources
+        before = self.planned(batch_id - 1).sources if batch_id > 0 else (None,) * len(now)
+        return tuple(after != known for after, known in zip(now, before, strict=True))
 
     def become_another_query(self) -> None:
         """Give the query another id: Spark stops a query if another one starts under its id."""

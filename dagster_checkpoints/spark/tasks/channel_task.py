@@ -92,8 +92,7 @@ class ChannelTask(Task):
 
     # Life
 
-    @property
-    def caught_up(self) -> bool | None:
+    def caught_up(self, stage: str) -> bool | None:
         if not self.machine.running:
             return True
         arrived = all(not c.elements_from(self._gate.scanned(name)) for name, c in self._channels.items())

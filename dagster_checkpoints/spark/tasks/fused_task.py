@@ -121,6 +121,9 @@ class FusedTask(QueryOfSourcesTask):
         """Whether the query has not been told of the newest event time."""
         return self._keeps_state and self._event_time is not None and self._reached != self._event_time
 
+    def source_caught_up(self, stage: str) -> bool:
+        return self._fused.caught_up(stage)
+
     def _report_nothing_new(self) -> None:
         """Spark has found no rows in any source, since all batches so far."""
         with self.query.lock_if_free() as free:

@@ -78,10 +78,10 @@ class LateRows:
         lateness = self._pipeline.event_time_lateness_ms(stage) or 0
         watermark = (_EPOCH + timedelta(milliseconds=watermark_ms)).isoformat(sep=" ")
         instance.call.context.log.warning(
-            f"Stage {stage!r} (instance {instance.call.context.instance!r}) dropped {dropped:,} rows as late, "
+            f"Stage {stage!r} (instance {instance.call.context.instance!r}) dropped at least {dropped:,} rows as late, at least "
             f"{self._counts[stage]:,} since the job began: their event time was before the watermark {watermark} (allowed "
-            f"lateness: {timedelta(milliseconds=lateness)}). In a grouped window the number of rows may be higher: Spark counts "
-            "each key and window of a task once. To drop fewer rows, give the source a longer lateness (watermark=). If a "
+            f"lateness: {timedelta(milliseconds=lateness)}). Of a grouped window Spark counts each key and window of a task "
+            "once, and not the rows that it grouped. To drop fewer rows, give the source a longer lateness (watermark=). If a "
             "stage in between emits rows that are older than its input's watermark, from a timer or in another event-time "
             "column, declare that lateness at the stage: event_time=(column, lateness). This warning appears at most once in "
             f"{WARN_EVERY_SECONDS / 60:.0f} minutes."

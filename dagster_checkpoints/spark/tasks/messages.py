@@ -60,11 +60,13 @@ class TaskFirstBatch:
         task: The task.
         rows: The number of rows that it emitted with this batch.
         seconds: The duration of the batch.
+        rows_read: The number of rows that its sources gave; None if that is not known, or it reads channels.
     """
 
     task: TaskId
     rows: int
     seconds: float
+    rows_read: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,16 +22,19 @@ class QueryOfSourcesTask(Task):
 
     _next_measure = 0.0
 
-    @property
-    def caught_up(self) -> bool | None:
+    def caught_up(self, stage: str) -> bool | None:
         if not self.machine.running or self.machine.has_read_all:
             return True
         if not self.query.started:
             return None
         try:
-            return not self.query.busy
+            return self.source_caught_up(stage)
         except Exception:  # the query is being stopped at this moment
             return None
+
+    def source_caught_up(self, stage: str) -> bool:
+        """Whether a source, or all sources of a stage behind them, have caught up; their query has started. Any thread."""
+        return self.query.caught_up()
 
     def look_at_sources(self) -> SourceLook | None:
         if not self.machine.running or self.query.paused or self.output.is_held_back:
@@ -130,7 +133,7 @@ class SourceTask(QueryOfSourcesTask):
         """
         if self._idle_after is None or self._idle:
             return
-        if self.query.busy:
+        if not self.query.caught_up():
             self._last_busy_at = time.monotonic()
         elif time.monotonic() - self._last_busy_at > self._idle_after:
             self._set_idle(True)

@@ -168,14 +168,22 @@ class Task(ABC):
         """Whether the task ended before its data: it continues when the job is resumed from the savepoint."""
         return self.machine.suspended
 
-    @property
-    def caught_up(self) -> bool | None:
-        """Whether the task has processed all input that the last check found; None if that is not known. Any thread."""
+    def caught_up(self, stage: str) -> bool | None:
+        """Whether a stage of the task has processed all input that the last check found; None if that is not known. Any thread.
+
+        Args:
+            stage: The name of the stage.
+        """
         return None
 
     def look_at_sources(self) -> SourceLook | None:
         """What the task does with its sources; None if it reads none now. Any thread."""
         return _EVALUATES if self._evaluates and not self.has_first_batch else None
+
+    @property
+    def reads_locally(self) -> bool:
+        """Whether Spark's driver reads the rows itself, and no executors on other machines."""
+        return str(self.parts.spark.sparkContext.master).partition("[")[0] == "local"
 
     @property
     def has_first_batch(self) -> bool:
@@ -306,9 +314,10 @@ class Task(ABC):
 
         def emit() -> None:
             rows = emit_rows(batch_id)
-            if inside := list(plan.outputs)[:-1]:
-                self.rows.add(rows_of_batch(self.query.execution.lastExecution(), inside))
-            self.report_first_batch(rows, time.monotonic() - began)
+            inside = list(plan.outputs)[:-1]
+            counts = rows_of_batch(self.query.execution.lastExecution(), inside) if inside else {}
+            self.rows.add(counts)
+            self.report_first_batch(rows, time.monotonic() - began, self._rows_read(counts))
             self.after_emit(rows)
             self.watermarks.observe(batch_id, plan.stateful)
             self._active_until = time.monotonic() + ACTIVE_SECONDS
@@ -324,11 +333,18 @@ class Task(ABC):
         self.rows.add(rows_of_table(plan.observations))
         self.report_first_batch(rows, time.monotonic() - began)
 
-    def report_first_batch(self, rows: int, seconds: float) -> None:
+    def _rows_read(self, counts: Mapping[str, int | None]) -> int | None:
+        """The number of rows of the sources among these stages; None if it is not known."""
+        known = [
+            counts[each.stage.name] for each in self.parts.instances if each.stage.kind.is_source and each.stage.name in counts
+        ]
+        return None if not known or None in known else sum(count for count in known if count is not None)
+
+    def report_first_batch(self, rows: int, seconds: float, rows_read: int | None = None) -> None:
         """Report a batch if it was this task's first one, or the first one with rows; see `TaskFirstBatch`."""
         if self._rows_in_reported_batch is None or (rows and not self._rows_in_reported_batch):
             self._rows_in_reported_batch = rows
-            self.parts.report(TaskFirstBatch(self.id, rows, seconds))
+            self.parts.report(TaskFirstBatch(self.id, rows, seconds, rows_read))
 
     def before_batch(self, batch_id: int) -> None:  # noqa: B027
         """Before a batch is evaluated; no snapshot is taken meanwhile."""

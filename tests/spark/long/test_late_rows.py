@@ -154,7 +154,7 @@ def test_a_lagging_event_time_is_declared_or_its_late_rows_are_counted_and_repor
     assert 0 < late["lost"] <= missing
     warnings = [record.getMessage() for record in caplog.records if "as late" in record.getMessage()]
     assert len(warnings) == 1, warnings
-    assert "Stage 'lost' (instance '0') dropped" in warnings[0]
+    assert "Stage 'lost' (instance '0') dropped at least " in warnings[0] and "rows as late, at least " in warnings[0]
     assert "the watermark 2026-01-01 0" in warnings[0]
     assert "event_time=(column, lateness)" in warnings[0]
 

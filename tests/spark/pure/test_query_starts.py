@@ -40,6 +40,6 @@ def test_waiting_is_reported_once() -> None:
 def test_the_first_batch_and_the_first_with_rows_are_reported() -> None:
     batches = [TaskFirstBatch(EWR, 0, 0.1), TaskFirstBatch(JFK, 0, 0.2), TaskFirstBatch(JFK, 7, 0.3), TaskFirstBatch(EWR, 9, 0.4)]
     assert events_of(*batches) == [FirstBatch(("live",), "EWR", 0, 0.1), FirstBatch(("live",), "JFK", 7, 0.3)]
-    assert events_of(TaskFirstBatch(ONLY, 3, 0.1), TaskFirstBatch(ONLY, 4, 0.1)) == [
-        FirstBatch(("joined", "windows"), "0", 3, 0.1)
+    assert events_of(TaskFirstBatch(ONLY, 3, 0.1, 50), TaskFirstBatch(ONLY, 4, 0.1)) == [
+        FirstBatch(("joined", "windows"), "0", 3, 0.1, 50)
     ]
