@@ -63,8 +63,8 @@ def last_sign(
     lease = max((now - state.lease.renewed_at).total_seconds(), 0.0)
     written = max((now - status.updated_at).total_seconds(), 0.0) if status is not None else None
     ended = lease - state.lease.seconds if lease > state.lease.seconds else None
-    due = status is not None and status.phase != "starting"
-    overdue = due and written is not None and written > SILENT_INTERVALS * status.interval
+    silent = status is not None and written is not None and written > SILENT_INTERVALS * status.interval
+    overdue = silent and status is not None and status.phase != "starting"
     seconds = lease if written is None else min(lease, written)
     sign = LastSign(seconds=seconds, status_seconds=written, lease_ended=ended, gone=is_gone(state.lease.owner), overdue=overdue)
     return msgspec.structs.replace(sign, overdue=overdue or sign.dead)
