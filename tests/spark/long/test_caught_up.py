@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from dagster_checkpoints.control import PipelineStatus
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
+from dagster_checkpoints.spark.job.events import FirstBatch
 
 ROWS = "k string, ts timestamp, v long"
 PER_FILE = 3
@@ -133,6 +134,11 @@ def test_a_source_is_caught_up_only_if_no_file_waits(lab: Any, fused: bool) -> N
             (("past", "live", "windows"),) if fused else (("past", "past_held"), ("live", "live_held"), ("windows",))
         )
         assert job.execution.rows()["live"] == 4 * PER_FILE
+        first = {event.stages: (event.rows, event.rows_read) for event in reversed(job.of(FirstBatch))}
+        if fused:
+            assert first == {("past", "live", "windows"): (0, 2 * PER_FILE)}, "rows were read, and no window is closed"
+        else:
+            assert first[("live", "live_held")] == (PER_FILE, PER_FILE) and first[("windows",)][1] is None
         job.done("stop")
         assert job.finished().ended_by == "suspend"
 
