@@ -63,6 +63,21 @@ def add_connector(spark: SparkSession, jars: Sequence[Path]) -> None:
         loader.addURL(spark._jvm.java.io.File(str(jar)).toURI().toURL())
 
 
+_NO_COORDINATOR = (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS)
+
+
+def _when_coordinated(call: Callable[[], Any]) -> Any:
+    """Call again while the broker has not loaded the group yet: this client does not do that itself."""
+    until = time.monotonic() + _SECONDS
+    while True:
+        try:
+            return call()
+        except KafkaException as error:
+            if error.args[0].code() not in _NO_COORDINATOR or time.monotonic() > until:
+                raise
+            time.sleep(0.2)
+
+
 class KafkaBroker:
     """A broker, which is its own controller.
 
@@ -187,13 +202,14 @@ class KafkaBroker:
             partitions = [
                 TopicPartition(topic, number) for number in consumer.list_topics(topic, _SECONDS).topics[topic].partitions
             ]
-            return {each.partition: each.offset for each in consumer.committed(partitions, _SECONDS) if each.offset >= 0}
+            found = _when_coordinated(lambda: consumer.committed(partitions, _SECONDS))
+            return {each.partition: each.offset for each in found if each.offset >= 0}
 
     def reset_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Commit other offsets in a group without members."""
         with closing(self._consumer(group)) as consumer:
             wanted = [TopicPartition(topic, partition, offset) for partition, offset in offsets.items()]
-            consumer.commit(offsets=wanted, asynchronous=False)
+            _when_coordinated(lambda: consumer.commit(offsets=wanted, asynchronous=False))
 
     def _consumer(self, group: str) -> Consumer:
         return Consumer({"bootstrap.servers": self.servers, "group.id": group, "enable.auto.commit": False})
