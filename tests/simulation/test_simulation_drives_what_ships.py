@@ -120,8 +120,8 @@ def test_drivers_call_the_shipped_rules_and_every_rule_is_driven() -> None:
     rules = {f"{floor}/{path.relative_to(SHIPPED / floor)}" for floor in RULES for path in (SHIPPED / floor).rglob("*.py")}
     with_code = {rule for rule in rules if any(functions(SHIPPED / rule))}
     # The first two record and replay machines. Which sources are silent or have caught up is reported, and tells which is idle;
-    # limits decide how much a micro-batch reads; a consumer group's offsets are never read back: nothing of the protocol depends on
-    # them.
+    # limits decide how much a micro-batch reads; offsets of a consumer group are never read back. No step of the protocol depends
+    # on them.
     not_of_a_run = {
         "execution/trace.py",
         "execution/trace_codec.py",
