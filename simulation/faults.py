@@ -45,6 +45,7 @@ from simulation.burst_faults import BURST_FAULTS
 from simulation.injection import Fault, injected
 from simulation.layout_faults import LAYOUT_FAULTS
 from simulation.liveness_faults import LIVENESS_FAULTS
+from simulation.plan_faults import PLAN_FAULTS
 from simulation.rescaling_faults import RESCALING_FAULTS
 from simulation.running import Outcome, run
 from simulation.scenario import random_scenario
@@ -249,6 +250,7 @@ FAULTS = (
     Fault("the end of a finished producer is not sent again", first_elements, "if producer_finished", "if False"),
     *BURST_FAULTS,
     *LAYOUT_FAULTS,
+    *PLAN_FAULTS,
     *LIVENESS_FAULTS,
     *RESCALING_FAULTS,
     SINK_FAULTS[0],

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from dagster_checkpoints.execution.attempt_plan import TaskPlan
 from dagster_checkpoints.execution.elements import WatermarkStatus
-from dagster_checkpoints.execution.fused_sources import FusedSource, FusedSources
+from dagster_checkpoints.execution.fused_sources import FusedSources
 from dagster_checkpoints.execution.task_events import PinSnapshot, SourcesAsked
 from dagster_checkpoints.execution.task_machine import TaskMachine
 from simulation.channels import Channel, Ghost, Snapshot, mix, source_row, source_watermark
@@ -88,8 +89,10 @@ class FusedTask(Task):
 
     __slots__ = ("asked", "batches", "decided", "ran_under", "readers", "sources_stopped")
 
-    def __init__(self, process: Process, number: int, channels: Sequence[Channel], restored: Snapshot | None) -> None:
-        super().__init__(process, number, channels, restored)
+    def __init__(
+        self, process: Process, number: int, channels: Sequence[Channel], restored: Snapshot | None, planned: TaskPlan
+    ) -> None:
+        super().__init__(process, number, channels, restored, planned)
         self.asked: deque[SourcesAsked] = deque()
         """What the machine was not told yet."""
         self.decided = self.ran_under = MIN_WATERMARK_MS
@@ -101,24 +104,26 @@ class FusedTask(Task):
         spec, process = self.process.shape.tasks[self.number], self.process
         numbered = list(zip(spec.stages, self.operators, strict=True))[: spec.fused]
         self.readers = [FusedReader(stage, process.shape.stages[stage], op) for stage, op in numbered]
-        known = {source.source: source for source in restored.fused}
-        asked_to_end = {name for name, _ in process.ended_sources}
+        idle_after = IDLE_AFTER if process.scenario.idle else None
         sources = []
-        for position, reader in enumerate(self.readers):
-            bounded = reader.to_end = reader.spec.kind == "bounded" or reader.name in asked_to_end
-            idle_after = IDLE_AFTER if process.scenario.idle else None
-            sources.append(FusedSource(reader.name, position, bounded, True, idle_after, known.get(reader.name)))
+        for position, (reader, source) in enumerate(zip(self.readers, self.begins.fused, strict=True)):
+            known = source.restored
+            check(source.name == reader.name, "{}: source {} is planned as {}", self.id, reader.name, source.name)
+            check(known is None or source.position == position, "{}: source {} is restored at {}", self.id, reader.name, source)
+            # The pipeline declares no event time: rows have one all the same.
+            sources.append(replace(source, position=position, event_time=True, idle_after=idle_after))
+            reader.to_end = source.bounded
             splits = restored.ghost.fused.get(reader.stage) or [(split, 0) for split in range(reader.spec.splits)]
             reader.splits = [list(split) for split in splits]
-            if reader.name in known:
-                reader.ended, watermark = known[reader.name].ended, known[reader.name].watermark
+            if known is not None:
+                reader.ended, watermark = known.ended, known.watermark
                 reader.watermark = MIN_WATERMARK_MS if watermark is None else watermark
-        self.source = "unbounded" if any(not source.bounded for source in sources) else "bounded"
+        self.source = "bounded" if all(source.bounded for source in sources) else "unbounded"
         return TaskMachine(
             self.id,
             process.config,
             valve_watermark=restored.valve,
-            finished_before=restored.after_finish,
+            finished_before=self.begins.after_finish,
             fused=tuple(sources),
             burst=process.requested_start.burst,
         )

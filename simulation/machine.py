@@ -15,6 +15,7 @@ import msgspec
 
 from dagster_checkpoints.coordination import CheckpointBarrier, CheckpointCoordinator, TaskStatistics
 from dagster_checkpoints.errors import OwnershipLost, StorageError
+from dagster_checkpoints.execution.attempt_plan import AttemptPlan
 from dagster_checkpoints.execution.job_events import Failure, FatalError, TaskReport
 from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.job_requests import Request
@@ -90,7 +91,7 @@ class Machine(Performer, ABC):
         "_due", "_kept", "_last_id", "_loss_reported", "_savepoints", "_start", "asked_to_end", "attempt",
         "completed", "config", "crashed", "dirty", "discoveries", "end_requested", "ended", "ended_by", "ended_sources",
         "epoch", "fair", "ghosts", "io", "io_thread", "job", "job_id", "knows_event_time", "lineage", "main", "names", "number",
-        "paused", "queue", "requested_start", "restarted", "restored", "running", "scenario", "sent_reports", "shape",
+        "paused", "plan", "queue", "requested_start", "restarted", "restored", "running", "scenario", "sent_reports", "shape",
         "shut_down", "slow", "status", "tasks", "unanswered", "uploads", "world",
     )  # fmt: skip
 
@@ -126,6 +127,8 @@ class Machine(Performer, ABC):
         self.unanswered: dict[int, Request] = {}
         self.fair: dict[int | str, float] = {}
         self.restored: Restored | None = None
+        self.plan: AttemptPlan
+        """The plan of the newest attempt."""
         self.restarted: Set[str] = frozenset()
         self.names = SharedNames(lambda: self.epoch)
         self._start: StartPoint

@@ -33,8 +33,9 @@ from dagster_checkpoints.state import RestoreError
 from simulation.channels import mix
 from simulation.machine import FINISH, SLEEP, TURN
 from simulation.requests import OK, PAUSE, PUT, Steps
-from simulation.restoring import Restored, StartPoint, deploy, read_restored, start_options
+from simulation.restoring import Restored, StartPoint, deploy, read_restored, settled_sinks, start_options
 from simulation.shapes import name_of, number_of
+from simulation.sinks import TaskFailure
 from simulation.storage import is_savepoint
 from simulation.task_data import TaskData
 from simulation.violations import Violation, check
@@ -74,7 +75,8 @@ class Process(Writer):
             else:
                 yield TURN
                 event = self.queue.popleft() if self.queue else coordination.Tick()
-            self.hand_in(event)
+            if event is not None:
+                self.hand_in(event)
         yield from self.slow.popleft()
 
     def is_owner_gone(self, owner: str) -> bool:
@@ -126,11 +128,19 @@ class Process(Writer):
         ghosts = {task: self.ghosts[task] for task in action.checkpoint.plan.finished}
         self.io.append(self._write(action.checkpoint, ghosts, self.asked_to_end))
 
-    def _start_tasks(self, action: do.StartTasks) -> None:
+    def _start_tasks(self, action: do.StartTasks) -> Steps[on.StartFailed | None]:
+        for sink in settled_sinks(self, self.plan):
+            self.count("settled sinks")
+            try:
+                for _ in sink.settle(self.plan.next_checkpoint_id):
+                    yield PAUSE
+            except TaskFailure as error:
+                return on.StartFailed(Failure(repr(error)))
         started = [task for task in self.tasks.values() if task.id.vertex in self.vertices_of(action)]
         again = [task.id for task in started if task.started or task in self.running]
         check(not again, "{} are started a second time", again)
         self.running += started
+        return None
 
     def _triggered(self, action: coordination.CheckpointTriggered) -> None:
         checkpoint_id, properties = action.checkpoint_id, action.properties
@@ -248,7 +258,7 @@ class Process(Writer):
         still = [task.id for task in self.running if task.id.vertex in self.restarted]
         check(not still, "{} are deployed again, and still run", still)
         self.count("region restarts" if action.vertices is not None else "deployments")
-        finished = deploy(self)
+        self.plan = plan = deploy(self)
         if restored is not None and not is_savepoint(restored.location):
             self.known(restored)
         heads = [(n, task.id) for task in self.shape.tasks for n in task.stages]
@@ -259,12 +269,12 @@ class Process(Writer):
             if stages[n].is_source
         ]
         if restored is not None:
-            self._check_ends(restored, sources, finished)
+            self._check_ends(restored, sources, plan.finished)
         known = restored.plan.enumerators if restored is not None else {}
         held = {task.id: task.machine.splits.held for task in self.tasks.values() if task.machine.splits is not None}
-        enumerators = enumerator_starts(self.shape.pipeline, finished, known, held)
+        enumerators = enumerator_starts(self.shape.pipeline, plan.finished, known, held)
         self.discoveries = Counter({stage: n for stage, n in self.discoveries.items() if stage not in self.restarted})
-        return on.Deployed(self.shape.graph, finished, tuple(sources), enumerators)
+        return on.Deployed(plan.graph, plan.finished, tuple(sources), enumerators)
 
     def _check_ends(self, restored: Restored, sources: Sequence[SourceInstance], finished: Set[TaskId]) -> None:
         """The sources that a user was told would end have ended, or end again."""

@@ -112,6 +112,11 @@ def _recorded_part(spec: StageSpec, state: Any, transactions: tuple[Staged, ...]
     return StageInstanceSnapshot(tuple(states), names, state_plan=(spec.kind,) if spec.kind in KEYED else ())
 
 
+def transactions(texts: Collection[str]) -> tuple[Staged, ...]:
+    """The transactions that shipped metadata holds."""
+    return tuple([msgspec.json.decode(text, type=Staged) for text in texts])
+
+
 def with_instances(metadata: Metadata, before: Shape, after: Shape, variant: int, plan: RestorePlan) -> Metadata:
     """The checkpoint as if it had been taken with other instances.
 
@@ -204,12 +209,7 @@ class _Rescaled:
         return {edge: held.get(source, frozenset()) for edge, source in edges.items()}
 
     def _transactions(self, spec: TaskSpec, planned: TaskSnapshot) -> tuple[Staged, ...]:
-        """Its own, and in the first instance that runs those of the instances that are gone."""
-        tail = name_of(spec.stages[-1])
-        names = list(planned.stages[tail].transactions)
-        if spec.id.index == min(task.index for task in self.plan.tasks if task.vertex == spec.id.vertex):
-            names += [t for gone in self.plan.removed if gone.stage == tail for t in gone.snapshot.transactions]
-        return tuple([msgspec.json.decode(name, type=Staged) for name in names])
+        return transactions(planned.stages[name_of(spec.stages[-1])].transactions)
 
     # Tallies
 

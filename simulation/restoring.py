@@ -1,6 +1,6 @@
 """The start of a simulated process: the start that users request, reading checkpoints, and the tasks made from one.
 
-The shipped code chooses the checkpoint; `deploy` mirrors the runtime's deployment.
+The shipped code chooses the checkpoint, and plans the attempt; `deploy` performs the plan.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dagster_checkpoints.execution import start_point
+from dagster_checkpoints.execution.attempt_plan import AttemptPlan, TaskPlan, plan_attempt
 from dagster_checkpoints.execution.restored_channels import first_elements
 from dagster_checkpoints.execution.start_point import NothingToRestoreError
 from dagster_checkpoints.pipeline import TaskId
+from dagster_checkpoints.sinks.ledger import Staged
 from dagster_checkpoints.state import (
     CheckpointMetadata,
     ClaimMode,
@@ -33,8 +35,8 @@ from dagster_checkpoints.state import (
 from simulation.channels import Channel, Ghost, Snapshot, total
 from simulation.divisions import in_parts, keeps_layout
 from simulation.fused_task import FusedTask
-from simulation.rescalings import recorded_task, with_instances
-from simulation.shapes import Shape, StageSpec, TaskSpec, name_of, with_instances_of
+from simulation.rescalings import recorded_task, transactions, with_instances
+from simulation.shapes import Shape, StageSpec, TaskSpec, number_of, with_instances_of
 from simulation.sinks import TaskSink
 from simulation.storage import Metadata, Store
 from simulation.task import Task
@@ -176,39 +178,46 @@ def _check_enumerator(stage: StageMetadata, spec: StageSpec, metadata: Metadata)
     check(not again, f"splits {again} of {stage.name} were read and are to be assigned: {state}, {at}")
 
 
-def deploy(process: Process) -> frozenset[TaskId]:
-    """Make the tasks and channels of a new attempt, or of those that restart. Returns the tasks that had finished."""
-    shape, restored, vertices = process.shape, process.restored, process.restarted
-    finished: frozenset[TaskId] = frozenset()
+def deploy(process: Process) -> AttemptPlan:
+    """Make the tasks and channels of a new attempt, or of those that restart. Returns the plan of the attempt."""
+    shape, restored, vertices, owner = process.shape, process.restored, process.restarted, process.owner
+    restored_id = restored.plan.checkpoint_id if restored is not None else 0
+    plan = plan_attempt(
+        shape.pipeline,
+        restored.plan if restored is not None else None,
+        vertices=vertices,
+        ended_sources=process.ended_sources,
+        has_later=owner.has_later(restored_id),
+        next_checkpoint_id=owner.first_id_after(restored_id),
+    )
     states: Mapping[TaskId, Snapshot] = {}
     process.drop_tasks(vertices)
     ghosts: Mapping[TaskId, Ghost] = {}
     if restored is not None:
         finished, states = restored.metadata.finished, restored.metadata.states
-        found = restored.plan.finished
-        check(found == finished, "{} are restored as finished, not {}", found, finished)
+        check(plan.finished == finished, "{} are restored as finished, not {}", plan.finished, finished)
         ghosts = {task: restored.metadata.ghosts[task] for task in finished}
     process.ghosts = {task: ghost for task, ghost in process.ghosts.items() if task.vertex not in vertices}
     process.ghosts |= {task: ghost for task, ghost in ghosts.items() if task.vertex in vertices}
     channels = [Channel(spec, process.scenario.config.unaligned) for spec in shape.channels]
     for number, spec in enumerate(shape.tasks):
-        if spec.id not in finished and spec.id.vertex in vertices:
-            process.tasks[spec.id] = _task(process, number, spec, channels)
+        if spec.id in plan.tasks:
+            process.tasks[spec.id] = _task(process, number, spec, channels, plan.tasks[spec.id])
     for of, channel in zip(shape.channels, channels, strict=True):
         sender, reader = states.get(of.producer), states.get(of.consumer)
         pinned = reader and reader.channels.get(of.name)
         overtaken = sender.output.get(of.name, ()) if sender else ()
-        channel.queue.extend(first_elements(pinned.in_flight if pinned else (), of.producer in finished, overtaken))
+        channel.queue.extend(first_elements(pinned.in_flight if pinned else (), of.producer in plan.finished, overtaken))
     if restored is not None:
         # Stages get all union list state of the checkpoint, also that of finished instances.
         held = total(ghost.counted for ghost in restored.metadata.ghosts.values())
         made = [task for task in process.tasks.values() if task.id.vertex in vertices]
         for stage, counted in total(task.ghost().counted for task in made).items():
             check(counted == held[stage], "stage {} is restored with {} of {} rows in union state", stage, counted, held[stage])
-    return finished
+    return plan
 
 
-def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Channel]) -> Task:
+def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Channel], planned: TaskPlan) -> Task:
     id, shape, restored, mine = spec.id, process.shape, process.restored, None
     siblings: list[Snapshot | None] = []
     head, tail = shape.stages[spec.stages[0]], shape.stages[spec.stages[-1]]
@@ -216,32 +225,35 @@ def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Chan
         states = restored.metadata.states
         siblings = [states.get(TaskId(id.vertex, index)) for index in range(head.instances)]
         mine = states[id]
-    task = (FusedTask if spec.fused else Task)(process, number, channels, mine)
+    task = (FusedTask if planned.fused else Task)(process, number, channels, mine, planned)
     if tail.sink:
-        task.sink = _sink(process, spec.stages[-1], id.index, mine, siblings)
+        texts = planned.transactions
+        pending = None if texts is None else transactions(texts)
+        task.sink = _sink(process, spec.stages[-1], id.index, tail.instances, pending, planned.take_back_after)
     if mine is not None:
         task.restore(mine, [[s and s.stages[n] for s in siblings] for n in range(len(spec.stages))])
     elif head.is_source and not head.enumerated and not spec.fused:
         dealt_out = redistribution.redistribute_lists([{"splits": range(head.splits)}], head.instances)
         for split in dealt_out[id.index]["splits"]:
             task.assign(split, 0)
-    if task.source == "unbounded" and not spec.fused and (name_of(task.head), head.names[id.index]) in process.ended_sources:
+    if planned.bounded and not planned.fused:  # behind the restore: until then it had not been asked to end
         task.source = "bounded"
     return task
 
 
-def _sink(process: Process, stage: int, index: int, mine: Snapshot | None, siblings: Sequence[Snapshot | None]) -> TaskSink:
-    """The sink of an instance, with the values that opening it needs."""
-    restored = process.restored
-    restored_id = None if restored is None else restored.plan.checkpoint_id
-    finished = frozenset(number for number, sibling in enumerate(siblings) if sibling is None)
-    return TaskSink(
-        process.world.sinks[stage],
-        process.job_id,
-        index,
-        process.shape.stages[stage].instances,
-        process.epoch,
-        None if mine is None else mine.transactions,
-        restored_id if restored_id is not None and process.owner.has_later(restored_id) else None,
-        finished if index == min(set(range(len(siblings) or 1)) - finished) else None,
-    )
+def settled_sinks(process: Process, plan: AttemptPlan) -> list[TaskSink]:
+    """The sinks that show exactly the rows of the restored checkpoint before tasks start."""
+    return [
+        _sink(
+            process, number_of(of.stage), of.index, of.parallelism, transactions(of.snapshot.transactions), plan.take_back_after
+        )
+        for instances in plan.settled.values()
+        for of in instances
+    ]
+
+
+def _sink(
+    process: Process, stage: int, index: int, parallelism: int, pending: Sequence[Staged] | None, take_back_after: int | None
+) -> TaskSink:
+    system = process.world.sinks[stage]
+    return TaskSink(system, process.job_id, index, parallelism, process.epoch, pending, take_back_after)

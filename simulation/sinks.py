@@ -190,7 +190,6 @@ class TaskSink:
         epoch: the owner's epoch.
         transactions: the transactions that the checkpoint holds for this instance; None at a new start.
         take_back_after: the restored checkpoint, if later ones were completed.
-        settles: for the first instance that runs, those that had finished, whose sinks it settles; None for others.
         replace: whether a new start removes the rows of other jobs.
 
     Attributes:
@@ -209,7 +208,6 @@ class TaskSink:
         epoch: int,
         transactions: Sequence[Staged] | None,
         take_back_after: int | None,
-        settles: frozenset[int] | None = None,
         replace: bool = False,
     ) -> None:
         self.system = system
@@ -217,43 +215,41 @@ class TaskSink:
         self.rows: list[int] = []
         self.pending = PendingTransactions[Staged]()
         self._owner = SinkOwner(epoch)
-        self._parallelism = parallelism
         self._transactions = transactions
         self._take_back_after = take_back_after
-        self._settles = settles
         self._replace = replace
         system.attempts += 1
         self._scope = SinkScope("", str(system.stage), instance, parallelism, str(job), self._owner, f"a{system.attempts}")
         self.behind_all = _BEHIND_ALL + system.attempts
-        self._lives: dict[int, tuple[SinkLife, Target]] = {}
+        self._life = SinkLife(self._scope, f"stage {system.stage}", stepped=system.stepped, by_key=system.by_key)
+        self._target = Target(system, instance, self._scope.job)
         self.stop_after: int | None = None
 
     def open(self) -> Generator[None]:
         """Commit the checkpoint's transactions, abort all others. Stops between a check and the step that relies on it."""
-        for index in self._own_instances():
-            scope = msgspec.structs.replace(self._scope, index=index)
-            system, target = self.system, Target(self.system, index, scope.job)
-            life = SinkLife(scope, f"stage {system.stage}", stepped=system.stepped, by_key=system.by_key)
-            self._lives[index] = life, target
-            yield from self._performed(life.open(), target)
-            if self._transactions is None:
-                yield from self._performed(life.new_start(replace=self._replace), target)
-                continue
-            own = [staged for staged in self._transactions if staged.commit.index == index]
-            for staged in own:
-                rows = staged.payload
-                if rows is not None and not (yield from self._performed(life.is_committed(staged), target)):
-                    target.stage(staged.name, tuple(rows))
-            yield from self._performed(life.recover(own, self._take_back_after), target)
+        life = self._life
+        yield from self._performed(life.open())
+        if self._transactions is None:
+            yield from self._performed(life.new_start(replace=self._replace))
+            return
+        for staged in self._transactions:
+            rows = staged.payload
+            if rows is not None and not (yield from self._performed(life.is_committed(staged))):
+                self._target.stage(staged.name, tuple(rows))
+        yield from self._performed(life.recover(self._transactions, self._take_back_after))
+
+    def settle(self, next_checkpoint_id: int) -> Generator[None]:
+        """Show exactly the rows of the restored checkpoint: the instance does not run."""
+        yield from self.open()
+        if self._take_back_after is not None:
+            yield from self._performed(self._life.begin(next_checkpoint_id))
 
     def pre_commit(self, checkpoint_id: int, with_rows: bool = False) -> tuple[Staged, ...]:
         """Close the current transaction. Returns all transactions that are not committed yet, `with_rows` for a savepoint."""
-        for life, target in self._lives.values():
-            self._at_once(life.begin(checkpoint_id), target)
+        self._at_once(self._life.begin(checkpoint_id))
         if self.rows:
-            life, target = self._lives[self.instance]
-            name = life.next_name()
-            target.stage(name, tuple(self.rows))
+            name = self._life.next_name()
+            self._target.stage(name, tuple(self.rows))
             commit = Commit(self._scope.job, self.instance, checkpoint_id)
             self.pending.add(checkpoint_id, Staged(name, commit, len(self.rows)))
             self.rows = []
@@ -262,9 +258,8 @@ class TaskSink:
 
     def commit_up_to(self, checkpoint_id: int | None) -> None:
         """Commit the transactions of a checkpoint and of earlier ones; None: of all."""
-        life, target = self._lives[self.instance]
         while (transaction := self.pending.first_up_to(checkpoint_id)) is not None:
-            self._at_once(life.commit(transaction), target)
+            self._at_once(self._life.commit(transaction))
             self.pending.committed()
 
     @property
@@ -283,23 +278,11 @@ class TaskSink:
             if name not in own and parsed is not None and not self._owner.is_replaced_by(parsed.owner)
         )
 
-    def _own_instances(self) -> list[int]:
-        """This instance; for the first that runs also those that had finished, or no longer exist."""
-        written = {commit.index for commit in (*self.system.visible, *self.system.hidden)}
-        staged = {index for index, _ in self.system.staged.values()}
-        texts = {staged.commit.index for staged in self._transactions or ()}
-        return sorted({self.instance, *filter(self._owns, written | staged | texts)})
-
-    def _owns(self, instance: int) -> bool:
-        if instance == self.instance or self._settles is None:
-            return instance == self.instance
-        return instance in self._settles or instance >= self._parallelism
-
-    def _at_once(self, steps: Steps[Any], target: Target) -> None:
-        for _ in self._performed(steps, target):
+    def _at_once(self, steps: Steps[Any]) -> None:
+        for _ in self._performed(steps):
             pass
 
-    def _performed(self, steps: Steps[Any], target: Target) -> Generator[None, None, Any]:
+    def _performed(self, steps: Steps[Any]) -> Generator[None, None, Any]:
         """Perform steps; stops in front of each, except where it relies on the one before."""
         answer: Any = None
         error: LedgerChanged | None = None
@@ -316,10 +299,10 @@ class TaskSink:
             checked = op.name not in _AT_ONCE
             if self.stop_after is not None:
                 self.stop_after -= 1
-                target.torn = self.stop_after < 0
+                self._target.torn = self.stop_after < 0
             answer, error = None, None
             try:
-                answer = getattr(target, op.name)(*op.args)
+                answer = getattr(self._target, op.name)(*op.args)
             except LedgerChanged as changed:
                 error = changed
             except SinkError as failed:  # of a plan

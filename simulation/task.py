@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_checkpoints.coordination import MIN_WATERMARK_MS, AlignmentTick
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.execution import task_events as on
+from dagster_checkpoints.execution.attempt_plan import TaskPlan
 from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, EndOfPartition, Mark, WatermarkAt, WatermarkStatus
 from dagster_checkpoints.execution.messages import TaskMessage
 from simulation.channels import Channel, Snapshot, mix, rows_of
@@ -36,8 +37,10 @@ class Task(TaskData):
         "aborted", "asynchronous", "awaited", "completed", "ends_with", "gate_moved", "mailbox", "opened", "pinned", "planned",
     )  # fmt: skip
 
-    def __init__(self, process: Process, number: int, channels: Sequence[Channel], restored: Snapshot | None) -> None:
-        super().__init__(process, number, channels, restored)
+    def __init__(
+        self, process: Process, number: int, channels: Sequence[Channel], restored: Snapshot | None, planned: TaskPlan
+    ) -> None:
+        super().__init__(process, number, channels, restored, planned)
         self.asynchronous = process.world.scenario.asynchronous
         """Whether the query follows the gate in steps of its own, and not at once."""
         self.mailbox: deque[TaskMessage] = deque()

@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS, MIN_WATERMARK_MS, CheckpointBarrier
+from dagster_checkpoints.execution.attempt_plan import TaskPlan
 from dagster_checkpoints.execution.elements import BarrierMark, CancelMark, EndOfData, Mark, WatermarkAt
 from dagster_checkpoints.execution.input_gate import InputGate
 from dagster_checkpoints.execution.output_event_time import OutputEventTime
@@ -33,13 +34,15 @@ class TaskData:
 
     # Slots, because a dictionary of more than 30 attributes is slow.
     __slots__ = (
-        "attempt", "bound", "closed", "contents", "done", "ended_with", "event_time", "fail_at", "failed", "finished_operators",
-        "gate", "head", "id", "inputs", "left", "life", "machine", "max_watermark_sent", "number", "opening", "operators",
-        "output", "outputs", "process", "read", "reading", "records_of", "refuses", "retired", "sink", "source", "splits",
-        "started", "stateful", "stopped_by", "streams", "tables", "valve_seen", "written",
+        "attempt", "begins", "bound", "closed", "contents", "done", "ended_with", "event_time", "fail_at", "failed",
+        "finished_operators", "gate", "head", "id", "inputs", "left", "life", "machine", "max_watermark_sent", "number",
+        "opening", "operators", "output", "outputs", "process", "read", "reading", "records_of", "refuses", "retired", "sink",
+        "source", "splits", "started", "stateful", "stopped_by", "streams", "tables", "valve_seen", "written",
     )  # fmt: skip
 
-    def __init__(self, process: Process, number: int, channels: Sequence[Channel], restored: Snapshot | None) -> None:
+    def __init__(
+        self, process: Process, number: int, channels: Sequence[Channel], restored: Snapshot | None, planned: TaskPlan
+    ) -> None:
         shape, spec = process.shape, process.shape.tasks[number]
         self.process = process
         self.attempt: int = process.attempt
@@ -57,6 +60,7 @@ class TaskData:
         self.stateful = any(op.spec.kind == "window" for op in self.operators)
         """Whether the query depends on event time, and so receives the watermark."""
         head = shape.stages[spec.stages[0]]
+        self.begins = planned
         self.source = head.kind if head.is_source else ""
         self.head = spec.stages[0]
         self.records_of = head.records_of
@@ -106,15 +110,13 @@ class TaskData:
             if known.restored is not None:
                 channel.watermark, channel.ended = known.restored.watermark, known.restored.ended
         splits = restored.splits if self.operators[0].spec.enumerated else None
-        names = self.process.shape.stages[self.head].names
-        ended = self.source and (name_of(self.head), names[self.id.index]) in self.process.ended_sources
         return TaskMachine(
             self.id,
             config_of_task(self.process.config, self.process.shape.pipeline.stage(name_of(self.head))),
             channels,
             restored.valve,
-            bounded=self.source == "bounded" or bool(ended),
-            finished_before=restored.after_finish,
+            bounded=self.begins.bounded,
+            finished_before=self.begins.after_finish,
             splits=splits,
             max_rows=self.process.scenario.max_rows,
             burst=self.process.requested_start.burst,

@@ -29,7 +29,7 @@ from dagster_checkpoints.state.errors import (
     UnknownMetadataVersion,
     UnknownStage,
 )
-from dagster_checkpoints.state.fitted_checkpoint import KeyedStateShare
+from dagster_checkpoints.state.fitted_checkpoint import KeyedStateShare, SettledInstance
 from dagster_checkpoints.state.inputs import recorded_inputs
 from dagster_checkpoints.state.key_groups import (
     HIGHEST_MAX_PARALLELISM,
@@ -144,6 +144,7 @@ __all__ = [
     "RestorePlan",
     "Segment",
     "SegmentShare",
+    "SettledInstance",
     "SinkRemoved",
     "SourceKind",
     "SourcesChanged",

@@ -44,8 +44,9 @@ class KeyedStateShare:
 
 
 @dataclass(frozen=True, slots=True)
-class RemovedInstance:
-    """An instance that the pipeline does not have any more under its number, of a stage with a sink.
+class SettledInstance:
+    """An instance of a stage with a sink that does not run, or that the pipeline does not have any more under its number: before
+    tasks start, its sink is made to show exactly the rows of the checkpoint.
 
     Attributes:
         stage: name of the stage.
@@ -87,7 +88,7 @@ class FittedCheckpoint:
     changes: tuple[str, ...] = ()
     taken: CheckpointMetadata | None = None
     shares: Mapping[TaskId, KeyedStateShare] = field(default_factory=dict)
-    removed: tuple[RemovedInstance, ...] = ()
+    removed: tuple[SettledInstance, ...] = ()
     ending: frozenset[tuple[str, str]] = frozenset()
 
     def changed(self, rule: str, what: Iterable[str], metadata: CheckpointMetadata | None = None) -> FittedCheckpoint:

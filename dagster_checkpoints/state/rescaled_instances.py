@@ -14,7 +14,7 @@ import msgspec
 
 from dagster_checkpoints.pipeline import total_rows
 from dagster_checkpoints.state.errors import InstancesChanged
-from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint, KeyedStateShare, RemovedInstance, quoted
+from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint, KeyedStateShare, SettledInstance, quoted
 from dagster_checkpoints.state.key_groups import key_groups_of
 from dagster_checkpoints.state.merged_channels import least_watermark
 from dagster_checkpoints.state.metadata import (
@@ -176,17 +176,17 @@ def _event_time(task: TaskSnapshot | None) -> float:
     return float("-inf") if task is None or task.valve_watermark is None else task.valve_watermark
 
 
-def removed_instances(checkpoint: FittedCheckpoint) -> Iterator[RemovedInstance]:
+def removed_instances(checkpoint: FittedCheckpoint) -> Iterator[SettledInstance]:
     """The instances beyond the number that a stage has now: sinks know instances by their index."""
     for chain in checkpoint.metadata.chains:
         tail = checkpoint.recorded[chain.stages[-1]]
         most = max(tail.parallelism, tail.most_instances)
         for index in range(len(checkpoint.instances[tail.name]) if tail.name in checkpoint.instances else most, most):
             name = tail.instances[index] if index < tail.parallelism else str(index)
-            yield RemovedInstance(tail.name, index, name, most, part_of(chain.tasks.get(index), tail.name))
+            yield SettledInstance(tail.name, index, name, most, part_of(chain.tasks.get(index), tail.name))
 
 
-def instances_of_finished_ones(before: CheckpointMetadata, now: CheckpointMetadata) -> Iterator[RemovedInstance]:
+def instances_of_finished_ones(before: CheckpointMetadata, now: CheckpointMetadata) -> Iterator[SettledInstance]:
     """The instances whose number an instance has now that had finished: it has no task, which would commit their transactions.
 
     Args:
@@ -199,7 +199,7 @@ def instances_of_finished_ones(before: CheckpointMetadata, now: CheckpointMetada
         parallelism = next(stage.parallelism for stage in now.stages if stage.name == tail.name)
         for index, task in old.tasks.items():
             if index < parallelism and index not in new.tasks:
-                yield RemovedInstance(tail.name, index, tail.instances[index], parallelism, part_of(task, tail.name))
+                yield SettledInstance(tail.name, index, tail.instances[index], parallelism, part_of(task, tail.name))
 
 
 def with_most_instances(checkpoint: FittedCheckpoint) -> CheckpointMetadata:

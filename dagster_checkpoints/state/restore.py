@@ -15,7 +15,7 @@ from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state.chain_layout import changed_input, changes_inside, reads_of, recorded_reads
 from dagster_checkpoints.state.divided_chains import ChainPart, check_layouts, divided
 from dagster_checkpoints.state.errors import PartlyFinishedUnionState
-from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint, KeyedStateShare, RemovedInstance, quoted
+from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint, KeyedStateShare, SettledInstance, quoted
 from dagster_checkpoints.state.inputs import check_inputs
 from dagster_checkpoints.state.key_groups import check_state_partitions, with_key_groups
 from dagster_checkpoints.state.metadata import ChainMetadata, CheckpointMetadata, EnumeratorState, TaskSnapshot
@@ -98,7 +98,7 @@ class RestorePlan:
     max_parallelism: Mapping[str, int] = field(default_factory=dict)
     divided: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     shares: Mapping[TaskId, KeyedStateShare] = field(default_factory=dict)
-    removed: tuple[RemovedInstance, ...] = ()
+    removed: tuple[SettledInstance, ...] = ()
     changes: tuple[str, ...] = ()
     ending: frozenset[tuple[str, str]] = frozenset()
 

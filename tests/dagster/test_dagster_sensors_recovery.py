@@ -276,7 +276,7 @@ def test_a_run_that_failed_while_the_owner_continued_is_not_restarted(
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Sets the clock of sensors, to so many seconds after the first call: a lease ends without a wait, however slow a tick is."""
+    """Sets the clock of sensors, seconds after the first call: a lease ends without a wait, also if a tick is slow."""
     began: list[datetime] = []
 
     def forward(seconds: float) -> None:

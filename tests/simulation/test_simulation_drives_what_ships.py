@@ -66,6 +66,7 @@ SEARCH = {
     "layout_faults": "those of a restore that divides chains",
     "liveness_faults": "those after which something waits for ever",
     "injection": "how a fault gets into the code",
+    "plan_faults": "those of the plan of an attempt",
     "rescaling_faults": "those of a restore with other instances",
     "running": "one world from beginning to end, and the fewest steps to a violation",
     "sink_faults": "those of a sink's life",

@@ -114,7 +114,7 @@ class AttemptDriver:
         known = restored.plan.enumerators if restored is not None else {}
         held = {task.id: task.machine.splits.held for task in self._tasks_of(action.vertices) if task.machine.splits is not None}
         enumerators = enumerator_starts(self._runtime.pipeline, deployment.finished, known, held)
-        return on.Deployed(deployment.graph, deployment.finished, self._sources(deployment), enumerators)
+        return on.Deployed(deployment.plan.graph, deployment.finished, self._sources(deployment), enumerators)
 
     def _tasks_of(self, vertices: Set[str] | None) -> list[Task]:
         """The tasks of these chains; None for all chains."""
@@ -140,7 +140,7 @@ class AttemptDriver:
         """
         assert self.deployment is not None
         try:
-            self.deployment.settle_finished_sinks()
+            self.deployment.settle_sinks()
         except SinkError as error:
             return on.StartFailed(failure_of(error))
         for task in self._tasks_of(vertices):

@@ -20,7 +20,7 @@ class AttemptSettings:
         token: A text that differs between any two attempts of all runs.
         job_id: The job's id.
         options: The settings of the execution.
-        take_back_after: The id of the restored checkpoint if the job had completed later ones; None otherwise.
+        has_later: Whether sinks may show other rows than those of the restored checkpoint.
         next_checkpoint_id: An id above those of all checkpoints that were completed, and at most that of the next one.
         ended_sources: The sources (stage, instance) that a request has ended before a restart: they read their available input,
             and end.
@@ -33,7 +33,7 @@ class AttemptSettings:
     token: str
     job_id: int
     options: JobOptions
-    take_back_after: int | None = None
+    has_later: bool = False
     next_checkpoint_id: int = 1
     ended_sources: frozenset[tuple[str, str]] = frozenset()
     vertices: Set[str] | None = None

@@ -88,7 +88,7 @@ class Attempts:
             token=f"e{self._epoch}a{attempt}",
             job_id=job_id,
             options=self._runtime.options,
-            take_back_after=restored_id if restored is not None and ownership.has_later(restored_id) else None,
+            has_later=ownership.has_later(restored_id),
             next_checkpoint_id=ownership.steps.first_id_after(restored_id),
             ended_sources=action.ended_sources,
             vertices=vertices,

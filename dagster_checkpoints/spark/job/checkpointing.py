@@ -121,14 +121,14 @@ class CheckpointWriter:
                 output_schema=schemas.get(stage.name, ""),
                 rows=self._rows(deployment, stage.name, states),
                 late_rows=self._late_rows(deployment, stage.name, states),
-                most_instances=deployment.most_instances.get(stage.name, 0),
+                most_instances=deployment.plan.most_instances.get(stage.name, 0),
             )
             for stage in recorded_stages(
                 self._runtime.pipeline,
                 deployment.chains,
                 finished,
                 ended_sources(states.values()),
-                deployment.key_groups,
+                deployment.plan.recorded_key_groups,
                 enumerators,
                 snapshot.ending,
             )

@@ -1,45 +1,34 @@
 """One attempt to run a pipeline: from stages and a checkpoint to tasks that are ready to start.
 
 Decides which stages share a query, lets Spark check the plans, connects the channels, and puts restored files in place. The
-plans come from `attempt_plans`, the state from `restored_state`. It must not know the coordinator's rules, nor start anything.
+plans come from `query_plans`, the state from `restored_state`. It must not know the coordinator's rules, nor start anything.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
+from msgspec.structs import replace
 from pyspark.sql.types import StructType
 
 from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
-from dagster_checkpoints.execution.fused_sources import FusedSource
+from dagster_checkpoints.execution.attempt_plan import AttemptPlan, TaskPlan, plan_attempt, separate_queries
 from dagster_checkpoints.execution.task_machine import TaskMachine, config_of_task
 from dagster_checkpoints.execution.trace import made
-from dagster_checkpoints.pipeline import (
-    Chain,
-    Pipeline,
-    StageKind,
-    TaskId,
-    build_chains,
-    channel_reasons,
-    execution_graph,
-    fused_in,
-    merging_in,
-)
+from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId, channel_reasons
 from dagster_checkpoints.spark.channels.channel_wiring import Wiring
 from dagster_checkpoints.spark.channels.outputs import TaskOutput
 from dagster_checkpoints.spark.errors import PlanRefusedError, StageError
 from dagster_checkpoints.spark.files.work_folder import WorkFolder
 from dagster_checkpoints.spark.files.work_path import WorkPath
-from dagster_checkpoints.spark.job.attempt_plans import AttemptPlans
 from dagster_checkpoints.spark.job.attempt_settings import AttemptSettings
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.job_options import JobOptions
+from dagster_checkpoints.spark.job.query_plans import QueryPlans
 from dagster_checkpoints.spark.job.stage_instances import StageInstances
 from dagster_checkpoints.spark.job.task_sinks import SettledSink, TaskSinks
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
@@ -60,7 +49,7 @@ from dagster_checkpoints.spark.tasks.split_task import SplitTask
 from dagster_checkpoints.spark.tasks.task import Task
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 from dagster_checkpoints.spark.tasks.task_sink import TaskSink
-from dagster_checkpoints.state import RestoreError, TaskSnapshot, default_max_parallelism, rows_of_finished
+from dagster_checkpoints.state import RestoreError, rows_of_finished
 from dagster_checkpoints.storage import CheckpointStorage
 
 if TYPE_CHECKING:
@@ -154,8 +143,16 @@ class Deployer:
             attempt.discard()
 
     def _attempt(self, settings: AttemptSettings, restored: Restored | None) -> _Attempt:
-        chains = self._chains(restored)
-        return _Attempt(self._pipeline, self._spark, self._storage, self._log, self._warned, settings, restored, chains)
+        plan = plan_attempt(
+            self._pipeline,
+            restored.plan if restored is not None else None,
+            breaks=self._breaks,
+            vertices=settings.vertices,
+            ended_sources=settings.ended_sources,
+            has_later=settings.has_later,
+            next_checkpoint_id=settings.next_checkpoint_id,
+        )
+        return _Attempt(self._pipeline, self._spark, self._storage, self._log, self._warned, settings, restored, plan)
 
     def _refuse(self, refused: RefusedAtStage, restored: Restored | None) -> None:
         """Let stages have separate queries that Spark cannot run as one; raise if the checkpoint needs one query for them."""
@@ -168,35 +165,15 @@ class Deployer:
         self._apart[refused.stage] = refused.reason
         self._breaks |= {refused.stage}
 
-    def _separate(self, restored: Restored | None) -> Iterator[str]:
+    def _separate(self, restored: Restored | None) -> list[str]:
         """In words, which stages share a query in a new start, as far as is known, and have separate ones in the checkpoint."""
         if restored is None:
-            return
-        new = {name: chain.name for chain in self._new_chains(restored) for name in chain.stages}
-        for head, *_ in restored.plan.chains:
-            for upstream in self._pipeline.upstream(head):
-                if new[upstream] == new[head]:
-                    yield (
-                        f"{upstream!r} and {head!r} keep separate queries, as in the checkpoint. In a new start, for example "
-                        "after a drain, they share one, which is faster."
-                    )
-
-    def _new_chains(self, restored: Restored) -> tuple[Chain, ...]:
-        """The chains of a new start, if the stages that keep state in the checkpoint still do."""
-        tasks = [task for chain in restored.metadata.chains for task in chain.tasks.values()]
-        stateful = {name for task in tasks for name, snapshot in task.stages.items() if snapshot.operators}
-        breaks = self._breaks
-        while True:
-            chains = build_chains(self._pipeline, breaks)
-            refused = {
-                meeting
-                for chain in chains
-                if (meeting := merging_in(self._pipeline, chain.stages))
-                and stateful.intersection(itertools.takewhile(lambda name: name != meeting, chain.stages))
-            }
-            if not refused:
-                return chains
-            breaks |= refused
+            return []
+        return [
+            f"{upstream!r} and {head!r} keep separate queries, as in the checkpoint. In a new start, for example after a drain, "
+            "they share one, which is faster."
+            for upstream, head in separate_queries(self._pipeline, restored.plan, self._breaks)
+        ]
 
     def _note_queries(self, restored: Restored | None) -> None:
         """Log once in a run which stages do not share a query, and why."""
@@ -219,14 +196,6 @@ class Deployer:
             if asked:
                 self._say_once(logging.WARNING, text)
 
-    def _chains(self, restored: Restored | None) -> tuple[Chain, ...]:
-        if restored is None:
-            return build_chains(self._pipeline, self._breaks)
-        plan = restored.plan
-        layout = [*plan.chains, *plan.finished_chains, *((name,) for name in plan.new_stages)]
-        chains = [Chain(stages[0], stages, self._pipeline.stage(stages[0]).instances) for stages in layout]
-        return tuple(chains)
-
 
 class _Attempt:
     """The building of one deployment."""
@@ -240,7 +209,7 @@ class _Attempt:
         warned: set[str],
         settings: AttemptSettings,
         restored: Restored | None,
-        chains: tuple[Chain, ...],
+        plan: AttemptPlan,
     ) -> None:
         self.pipeline = pipeline
         self.spark = spark
@@ -249,34 +218,14 @@ class _Attempt:
         self.settings = settings
         self.restored = restored
         self.sinks = TaskSinks(pipeline, spark, storage.ownership if storage else None, settings)
-        graph = execution_graph(pipeline, chains)
-        order = {vertex.name: position for position, vertex in enumerate(graph.vertices)}
-        self.chains = tuple(sorted(chains, key=lambda chain: order[chain.name]))
+        self.plan = plan
         partitions = int(spark.conf.get(STATE_PARTITIONS) or 1) if settings.options.repartition_state else None
         self.state = RestoredState(pipeline, storage, restored, partitions)
         self.instances = StageInstances(pipeline, spark, self.state, log, settings.options.assets)
-        finished = frozenset(restored.plan.finished if restored else ())
         snapshots = restored.plan.tasks if restored else {}
-        known = restored.plan.max_parallelism if restored else {}
-        key_groups = {
-            s.name: known.get(s.name) or s.state_partitions or default_max_parallelism(s.parallelism) for s in pipeline.stages
-        }
-        self.wiring = Wiring(pipeline, self.chains, snapshots, finished, key_groups)
-        self.plans = AttemptPlans(
-            pipeline,
-            spark,
-            self.instances.of,
-            log,
-            warned,
-            self.wiring,
-            restored,
-            settings,
-        )
-        self.deployment = Deployment(graph, self.chains, finished=finished, schemas=self.plans.schemas)
-        routed = {edge.target for edge in pipeline.edges if edge.input.key is not None}
-        self.deployment.key_groups = {name: key_groups[name] for name in routed}
-        stages = restored.metadata.stages if restored else ()
-        self.deployment.most_instances = {stage.name: stage.most_instances for stage in stages if stage.most_instances}
+        self.wiring = Wiring(pipeline, plan.chains, snapshots, plan.finished, plan.key_groups)
+        self.plans = QueryPlans(pipeline, spark, self.instances.of, log, warned, self.wiring, restored, settings)
+        self.deployment = Deployment(plan, finished=plan.finished, schemas=self.plans.schemas)
         self._rescaled_state = RescaledState(spark, self.state, settings.folder, log)
         if restored:
             self.deployment.rows_of_finished = rows_of_finished(restored.metadata)
@@ -284,14 +233,12 @@ class _Attempt:
 
     def build(self, uploader: SnapshotUploader, report: SendReport, check_canceled: Callable[[], None]) -> Deployment:
         try:
-            for chain in filter(lambda chain: self.settings.builds(chain.name), self.chains):
-                for index in range(len(chain.instances)):
+            for chain in filter(lambda chain: self.settings.builds(chain.name), self.plan.chains):
+                for task in self._tasks_of(chain):
                     check_canceled()
-                    task = TaskId(chain.name, index)
-                    if task not in self.deployment.finished:
-                        self.deployment.tasks[task] = self._task(chain, index, uploader, report)
+                    self.deployment.tasks[task.id] = self._task(task, uploader, report)
                 self.plans.load_recorded_schema(chain)
-                self._sinks_of_finished(chain)
+                self._settle(chain)
         except BaseException:
             self.discard()
             raise
@@ -299,21 +246,21 @@ class _Attempt:
 
     def check(self) -> PlanReport:
         """Build every plan whose inputs' columns are known; creates no tasks."""
-        report = PlanReport(self.chains, schemas=self.plans.schemas)
-        for chain in self.chains:
+        report = PlanReport(self.plan.chains, schemas=self.plans.schemas)
+        for chain in self.plan.chains:
             head = self.pipeline.stage(chain.stages[0])
             missing = next((name for name in head.inputs if name not in report.passed), None)
             if missing is not None:
                 report.skip(chain.stages, missing)
                 continue
             try:
-                for index in range(len(chain.instances)):
-                    if not self._needs_no_plan(TaskId(chain.name, index)):
+                for task in self._tasks_of(chain):
+                    index = task.id.index
+                    if not task.after_finish:
                         inputs = self.plans.inputs(chain, index)
                         plan, _ = self.plans.checked(chain, index, inputs, self.instances.of_chain(chain, index, None))
-                        share = self.state.share(TaskId(chain.name, index))
-                        if share is not None:
-                            self.plans.routed_key(chain, index, plan, share.key)
+                        if task.share is not None:
+                            self.plans.routed_key(chain, index, plan, task.share.key)
                 self._rescaled_state.check(chain)
                 self.plans.load_recorded_schema(chain)
             except StageError as error:
@@ -327,13 +274,11 @@ class _Attempt:
 
     def remove_folders(self) -> None:
         """Remove what was restored for an attempt that is not built with these chains; it is discarded already."""
-        for chain in self.chains:
-            for index in range(len(chain.instances)):
-                self._folder(chain, index).remove()
+        for task in self.plan.tasks:
+            self._folder(task).remove()
 
-    def _needs_no_plan(self, task: TaskId) -> bool:
-        """Whether the task has finished, or has finished its data and waits for its final checkpoint."""
-        return task in self.deployment.finished or (self.restored is not None and task in self.restored.plan.after_finish)
+    def _tasks_of(self, chain: Chain) -> list[TaskPlan]:
+        return [task for task in self.plan.tasks.values() if task.chain is chain]
 
     def discard(self) -> None:
         """Close what was opened for a deployment that is not completed."""
@@ -344,28 +289,26 @@ class _Attempt:
         """The rows of a stage in files of its segments."""
         return table_dataframe(self.spark, self.plans.schemas[stage], files)
 
-    def _task(self, chain: Chain, index: int, uploader: SnapshotUploader, report: SendReport) -> Task:
-        task, head = TaskId(chain.name, index), chain.stages[0]
-        snapshot = self.restored.plan.tasks.get(task) if self.restored else None
-        folder = self._folder(chain, index)
-        after_finish = snapshot is not None and snapshot.end_of_data == "drain"
-        share = self.state.share(task)
+    def _task(self, planned: TaskPlan, uploader: SnapshotUploader, report: SendReport) -> Task:
+        task, chain, index, snapshot = planned.id, planned.chain, planned.id.index, planned.snapshot
+        head, folder = chain.stages[0], self._folder(task)
         tables = self.state.tables(snapshot, folder)
         inputs = self.plans.inputs(chain, index)
         self.wiring.restore_in_flight(task, snapshot, folder, self.state.fetch_segments, self._rows)
         instances = self.instances.of_chain(chain, index, snapshot)
-        plan, described = (None, None) if after_finish else self.plans.checked(chain, index, inputs, instances)
-        if snapshot is not None and snapshot.query is not None and described is not None and share is None:
+        plan, described = (None, None) if planned.after_finish else self.plans.checked(chain, index, inputs, instances)
+        if snapshot is not None and snapshot.query is not None and described is not None and planned.share is None:
             assert self.restored is not None
             forgotten, streams = forgotten_sources(self.pipeline, self.restored.metadata, head, snapshot), len(described.sources)
             self._rescaled_state.place_own(chain, task, snapshot.query, folder, forgotten, streams)
         self.plans.load_recorded_schema(chain)
-        if share is not None:
+        if planned.share is not None:
             assert plan is not None
             assert described is not None
             assert snapshot is not None
-            key, streams = self.plans.routed_key(chain, index, plan, share.key), len(described.sources)
-            snapshot = msgspec.structs.replace(snapshot, query=self._rescaled_state.place(chain, task, key, folder, streams))
+            key, streams = self.plans.routed_key(chain, index, plan, planned.share.key), len(described.sources)
+            query = self._rescaled_state.place(chain, task, key, folder, streams)
+            planned = replace(planned, snapshot=replace(snapshot, query=query))
         sink = self._sink(chain, index)
         output = TaskOutput(
             folder.work / "segments",
@@ -375,8 +318,7 @@ class _Attempt:
             instances[-1].stage.quarantine,
         )
         parts = TaskParts(
-            id=task,
-            chain=chain,
+            planned=planned,
             pipeline=self.pipeline,
             instances=instances,
             folder=folder,
@@ -385,17 +327,17 @@ class _Attempt:
             sink=sink,
             plan=plan,
             described=described,
-            restored=snapshot if snapshot is not None else (_EMPTY if self.restored else None),
             uploader=uploader,
             report=report,
-            take_back_after=self.settings.take_back_after,
             transaction_files=self.state.transactions(chain, snapshot, folder),
             checkpoints=config_of_task(self.settings.options.checkpoints, self.pipeline.stage(head)),
             make_machine=partial(made, TaskMachine, f"{task} {self.settings.token}", self.settings.recorder),
             burst=self.settings.options.burst,
         )
-        if fused_in(self.pipeline, chain.stages):
-            return FusedTask(parts, self._fused_sources(parts), self.settings.options.batch_seconds)
+        if planned.fused:
+            positions = {name: stream.position for name, stream in plan.fused.items()} if plan is not None else {}
+            fused = [replace(source, position=positions.get(source.name, source.position)) for source in planned.fused]
+            return FusedTask(parts, fused, self.settings.options.batch_seconds)
         if not inputs:
             return self._source_task(parts)
         channel_task = ChannelTask(parts, inputs, lambda files: self.plans.build(instances, inputs, files), tables)
@@ -410,53 +352,27 @@ class _Attempt:
             return SplitTask(parts)
         if parts.plan is not None and not parts.plan.streaming:
             return BatchTask(parts)
-        bounded = stage.kind is StageKind.BOUNDED_SOURCE
-        ended = (stage.name, stage.instances[parts.id.index]) in self.settings.ended_sources
-        return SourceTask(parts, bounded=bounded or ended)
+        return SourceTask(parts, bounded=parts.planned.bounded)
 
-    def _fused_sources(self, parts: TaskParts) -> list[FusedSource]:
-        known = {source.source: source for source in parts.restored.fused} if parts.restored is not None else {}
-        sources = []
-        for name in fused_in(self.pipeline, parts.chain.stages):
-            stage, restored = self.pipeline.stage(name), known.get(name)
-            ended = (name, stage.instances[parts.id.index]) in self.settings.ended_sources
-            sources.append(
-                FusedSource(
-                    name=name,
-                    position=parts.plan.fused[name].position if parts.plan is not None else restored.position if restored else 0,
-                    bounded=stage.kind is StageKind.BOUNDED_SOURCE or ended,
-                    event_time=stage.watermark is not None,
-                    idle_after=stage.watermark.idle_after if stage.watermark is not None else None,
-                    restored=restored,
-                )
-            )
-        return sources
-
-    def _folder(self, chain: Chain, index: int) -> WorkFolder:
-        return self.settings.folder / "tasks" / f"{chain.name}.{index}"
+    def _folder(self, task: TaskId) -> WorkFolder:
+        return self.settings.folder / "tasks" / f"{task.vertex}.{task.index}"
 
     def _sink(self, chain: Chain, index: int) -> TaskSink | None:
         stage = self.pipeline.stage(chain.stages[-1])
-        schema = self.deployment.schemas.get(stage.name, StructType())  # a finished stage writes nothing, and may have none
-        return self.sinks.of_instance(stage, index, schema, self._folder(chain, index))
+        return self.sinks.of_instance(stage, index, self._schema(stage.name), self._folder(TaskId(chain.name, index)))
 
-    def _sinks_of_finished(self, chain: Chain) -> None:
-        restored, next_id = self.settings.take_back_after, self.settings.next_checkpoint_id
-        gone = self.restored.plan.removed if self.restored is not None else ()
-        removed = {each.index for each in gone if each.stage == chain.stages[-1]}
-        for index in range(len(chain.instances)) if restored is not None else ():
-            finished = TaskId(chain.name, index) in self.deployment.finished and index not in removed
-            sink = self._sink(chain, index) if finished else None
-            if sink is not None:
-                self.deployment.finished_sinks.append(SettledSink(sink, restored, next_id))
-        if self.restored is not None:
-            schema = self.deployment.schemas.get(chain.stages[-1], StructType())
-            self.deployment.finished_sinks += self.sinks.of_removed(
-                chain, self.restored.plan, schema, self.state.transaction_files
+    def _settle(self, chain: Chain) -> None:
+        for instance in self.plan.settled.get(chain.name, ()):
+            folder = self.settings.folder / "tasks" / f"{chain.name}.settled-{instance.index}"
+            sink, files = self.sinks.settled(instance, self._schema(instance.stage), folder), instance.snapshot
+            self.deployment.settled.append(
+                SettledSink(sink, instance.snapshot.transactions, self.state.transaction_files(files, folder))
             )
 
+    def _schema(self, stage: str) -> StructType:
+        return self.deployment.schemas.get(stage, StructType())  # a finished stage writes nothing, and may have none
 
-_EMPTY = TaskSnapshot()
+
 _TRIAL = AttemptSettings(
     WorkFolder(Path(), Path()),
     number=1,

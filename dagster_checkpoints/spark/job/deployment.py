@@ -8,8 +8,9 @@ from typing import TypeVar
 
 from pyspark.sql.types import StructType
 
+from dagster_checkpoints.execution.attempt_plan import AttemptPlan
 from dagster_checkpoints.execution.split_enumerators import SplitCounts
-from dagster_checkpoints.pipeline import Chain, ExecutionGraph, TaskId
+from dagster_checkpoints.pipeline import Chain, TaskId
 from dagster_checkpoints.spark.job.task_sinks import SettledSink
 from dagster_checkpoints.spark.tasks.task import Task
 
@@ -21,31 +22,29 @@ class Deployment:
     """The tasks of one attempt, not yet started.
 
     Attributes:
-        graph: The execution graph of the attempt.
-        chains: The chains, producers before consumers.
+        plan: The plan of the attempt; after a part of it has restarted, that of the part.
         tasks: The tasks that are not finished.
         finished: The tasks that had finished at the restored checkpoint; they have no task object.
         schemas: The output schema of each chain's last stage.
         rows_of_finished: The number of rows that finished tasks had emitted, by stage, None if it is not known; for reports.
         late_rows_of_finished: The number of late rows that finished tasks had dropped, by stage; for reports.
-        finished_sinks: The sinks of finished tasks and of instances that the pipeline does not have any more: they show the rows
-            committed up to the restored checkpoint, and no others.
-        key_groups: By stage whose rows are routed by key, its number of key groups.
-        most_instances: By stage that has had more instances than it has now, their largest number.
+        settled: The sinks of the instances that do not run, see `AttemptPlan.settled`.
         split_counts: Gives the progress of each split source.
     """
 
-    graph: ExecutionGraph
-    chains: tuple[Chain, ...]
+    plan: AttemptPlan
     tasks: dict[TaskId, Task] = field(default_factory=dict)
     finished: frozenset[TaskId] = frozenset()
     schemas: dict[str, StructType] = field(default_factory=dict)
     rows_of_finished: dict[str, int | None] = field(default_factory=dict)
     late_rows_of_finished: dict[str, int] = field(default_factory=dict)
-    finished_sinks: list[SettledSink] = field(default_factory=list)
-    key_groups: dict[str, int] = field(default_factory=dict)
-    most_instances: dict[str, int] = field(default_factory=dict)
+    settled: list[SettledSink] = field(default_factory=list)
     split_counts: Callable[[], Mapping[str, SplitCounts]] = dict
+
+    @property
+    def chains(self) -> tuple[Chain, ...]:
+        """The chains, producers before consumers."""
+        return self.plan.chains
 
     def with_restarted(self, part: Deployment, vertices: Set[str]) -> Deployment:
         """This deployment after a part of it was built again.
@@ -59,24 +58,23 @@ class Deployment:
         finished = [t for t in self.finished if t.vertex not in vertices] + [t for t in part.finished if t.vertex in vertices]
         return replace(
             self,
-            graph=part.graph,
-            chains=part.chains,
+            plan=part.plan,
             tasks=kept | part.tasks,
             finished=frozenset(finished),
             schemas=self.schemas | part.schemas,
             rows_of_finished=_replaced(self.rows_of_finished, part.rows_of_finished, stages),
             late_rows_of_finished=_replaced(self.late_rows_of_finished, part.late_rows_of_finished, stages),
-            finished_sinks=part.finished_sinks,
+            settled=part.settled,
         )
 
-    def settle_finished_sinks(self) -> None:
-        """Make the sinks of finished tasks show exactly the rows of the restored checkpoint, which may be older than the newest.
+    def settle_sinks(self) -> None:
+        """Make the sinks of instances that do not run show exactly the rows of the restored checkpoint.
 
         Raises:
             SinkError: Rows that are needed again have been deleted.
         """
-        for settled in self.finished_sinks:
-            settled.sink.settle(settled.transactions, settled.files, settled.restored, settled.next_checkpoint_id)
+        for each in self.settled:
+            each.sink.settle(each.transactions, each.files, self.plan.take_back_after, self.plan.next_checkpoint_id)
 
 
 def _replaced(before: Mapping[str, Number], part: Mapping[str, Number], stages: Set[str]) -> dict[str, Number]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.pipeline import REFUSED_IN_CHECKPOINT, Chain, Pipeline, Stage
+from dagster_checkpoints.pipeline import REFUSED_IN_CHECKPOINT, Pipeline, Stage
 from dagster_checkpoints.sinks import SinkContext
 from dagster_checkpoints.spark.files.work_folder import WorkFolder
 from dagster_checkpoints.spark.job.attempt_settings import AttemptSettings
@@ -16,7 +16,7 @@ from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 from dagster_checkpoints.spark.tasks.commit_checks import CommitChecks
 from dagster_checkpoints.spark.tasks.held_rows import HeldRows
 from dagster_checkpoints.spark.tasks.task_sink import TaskSink, sink_context
-from dagster_checkpoints.state import RestorePlan, StageInstanceSnapshot
+from dagster_checkpoints.state import SettledInstance
 from dagster_checkpoints.storage import Ownership
 
 if TYPE_CHECKING:
@@ -30,15 +30,11 @@ class SettledSink:
 
     Attributes:
         sink: The sink, not opened.
-        restored: See `TaskSink.open`, `take_back_after`.
-        next_checkpoint_id: An id above those of all completed checkpoints.
         transactions: The transactions in the restored checkpoint.
         files: The fetched files of a savepoint's transactions, by position and name.
     """
 
     sink: TaskSink
-    restored: int | None
-    next_checkpoint_id: int
     transactions: tuple[str, ...] = ()
     files: Mapping[int, Mapping[str, Path]] = field(default_factory=dict)
 
@@ -79,31 +75,18 @@ class TaskSinks:
             held = HeldRows(folder.work / "held", REFUSED_IN_CHECKPOINT, read)
         return TaskSink(stage.sink.new_instance(), context, self._spark, schema, folder.scratch / "sink", checks, held)
 
-    def of_removed(
-        self,
-        chain: Chain,
-        plan: RestorePlan,
-        schema: StructType,
-        fetch: Callable[[StageInstanceSnapshot, WorkFolder], dict[int, dict[str, Path]]],
-    ) -> Iterator[SettledSink]:
-        """The sinks of instances that the last stage of a chain does not have any more: they write nothing.
+    def settled(self, instance: SettledInstance, schema: StructType, folder: WorkFolder) -> TaskSink:
+        """The sink of an instance that does not run, not opened.
 
         Args:
-            chain: The chain.
-            plan: The plan of the restore.
+            instance: The instance.
             schema: The schema of the stage's rows.
-            fetch: Fetches the files of an instance's transactions below a directory.
+            folder: A directory of its own.
         """
-        stage, settings = self._pipeline.stage(chain.stages[-1]), self._settings
-        for gone in plan.removed if stage.sink is not None else ():
-            if gone.stage != stage.name or not (settings.take_back_after is not None or gone.snapshot.transactions):
-                continue
-            assert stage.sink is not None
-            folder = settings.folder / "tasks" / f"{chain.name}.removed-{gone.index}"
-            context = replace(self._context(stage, 0), instance=gone.name, index=gone.index, parallelism=gone.parallelism)
-            sink = TaskSink(stage.sink.new_instance(), context, self._spark, schema, folder.scratch / "sink")
-            files = fetch(gone.snapshot, folder)
-            yield SettledSink(sink, settings.take_back_after, settings.next_checkpoint_id, gone.snapshot.transactions, files)
+        stage = self._pipeline.stage(instance.stage)
+        assert stage.sink is not None
+        context = replace(self._context(stage, 0), instance=instance.name, index=instance.index, parallelism=instance.parallelism)
+        return TaskSink(stage.sink.new_instance(), context, self._spark, schema, folder.scratch / "sink")
 
     def _context(self, stage: Stage, index: int) -> SinkContext:
         return sink_context(self._pipeline, stage, index, self._ownership, self._settings.job_id, self._settings.token)

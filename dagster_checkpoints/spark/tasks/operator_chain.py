@@ -64,11 +64,9 @@ class OperatorChain:
             StageError: The sink raised; names the last stage.
         """
         if self._parts.sink is not None:
-            restored = self._parts.restored
-            tail = restored.stages.get(self._tail.stage.name) if restored else None
+            planned = self._parts.planned
             with self._errors.running(self._tail):
-                transactions = None if restored is None else tail.transactions if tail else ()
-                self._parts.sink.open(transactions, self._parts.take_back_after, self._parts.transaction_files)
+                self._parts.sink.open(planned.transactions, planned.take_back_after, self._parts.transaction_files)
 
     def process_batch(
         self, batch: DataFrame, batch_id: int, plan: plans.QueryPlan

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_checkpoints.coordination import CheckpointConfig
+from dagster_checkpoints.execution.attempt_plan import TaskPlan
 from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.pipeline import Chain, Pipeline, Stage, TaskId
 from dagster_checkpoints.spark.channels.outputs import TaskOutput
@@ -39,8 +40,7 @@ class TaskParts:
     """The parts of a task.
 
     Attributes:
-        id: The task's id.
-        chain: The chain of which the task runs an instance.
+        planned: What the task begins with.
         pipeline: The pipeline.
         instances: The stages of the chain, opened, in the chain's order.
         folder: The task's directories, which hold only what was restored.
@@ -49,10 +49,8 @@ class TaskParts:
         sink: The sink of the last stage; None if it has none.
         plan: The plan of the task's query; None while it waits for static inputs, and for a task restored after its finish.
         described: The facts that the query's state and offsets depend on; None for a task restored after its finish.
-        restored: The task's snapshot; None if the job was not restored.
         uploader: Stores the task's snapshots.
         report: Receives the task's reports.
-        take_back_after: See `TaskSink.open`.
         transaction_files: The fetched files of a savepoint's transactions, by position and name.
         checkpoints: The job's settings of checkpoints.
         make_machine: Creates the task's machine, which a recorded run records; it takes the time, seconds, and the machine's
@@ -60,8 +58,7 @@ class TaskParts:
         burst: Whether unbounded sources are read up to what is there when the task begins.
     """
 
-    id: TaskId
-    chain: Chain
+    planned: TaskPlan
     pipeline: Pipeline
     instances: tuple[StageInstance, ...]
     folder: WorkFolder
@@ -70,16 +67,29 @@ class TaskParts:
     sink: TaskSink | None
     plan: plans.QueryPlan | None
     described: PlanDescription | None
-    restored: TaskSnapshot | None
     uploader: SnapshotUploader
     report: SendReport
-    take_back_after: int | None
     transaction_files: Mapping[int, Mapping[str, Path]]
     checkpoints: CheckpointConfig
     make_machine: Callable[..., TaskMachine]
     burst: bool = False
 
     @property
+    def id(self) -> TaskId:
+        """The task's id."""
+        return self.planned.id
+
+    @property
+    def chain(self) -> Chain:
+        """The chain of which the task runs an instance."""
+        return self.planned.chain
+
+    @property
+    def restored(self) -> TaskSnapshot | None:
+        """The task's snapshot; None if the job was not restored."""
+        return self.planned.snapshot
+
+    @property
     def finished_before(self) -> bool:
         """Whether the restored stages had finished: the task starts no query, and only waits for its final checkpoint."""
-        return self.restored is not None and self.restored.end_of_data == "drain"
+        return self.planned.after_finish

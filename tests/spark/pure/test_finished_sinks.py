@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from dagster_checkpoints.execution.attempt_plan import AttemptPlan
 from dagster_checkpoints.pipeline import ExecutionGraph
 from dagster_checkpoints.sinks import ParquetSink, SinkContext
 from dagster_checkpoints.spark.job.deployment import Deployment
@@ -40,10 +41,12 @@ def rows(path: Path) -> list[int]:
 
 def go_to(path: Path, checkpoint_id: int, attempt: str, next_checkpoint_id: int) -> None:
     """Restore a checkpoint in which the stage has finished."""
-    deployment = Deployment(ExecutionGraph((), ()), ())
+    deployment = Deployment(
+        AttemptPlan(ExecutionGraph((), ()), (), take_back_after=checkpoint_id, next_checkpoint_id=next_checkpoint_id)
+    )
     sink = TaskSink(ParquetSink(path), context(attempt), UNUSED, UNUSED, path)
-    deployment.finished_sinks.append(SettledSink(sink, checkpoint_id, next_checkpoint_id))
-    deployment.settle_finished_sinks()
+    deployment.settled.append(SettledSink(sink))
+    deployment.settle_sinks()
 
 
 def test_the_table_of_a_finished_stage_follows_the_job_back_and_forth(tmp_path: Path) -> None:

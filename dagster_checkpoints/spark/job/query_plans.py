@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class AttemptPlans:
+class QueryPlans:
     """Builds and checks the plans of one attempt's chains, producers before consumers.
 
     Args:
