@@ -261,20 +261,13 @@ class Process(Writer):
         self.plan = plan = deploy(self)
         if restored is not None and not is_savepoint(restored.location):
             self.known(restored)
-        heads = [(n, task.id) for task in self.shape.tasks for n in task.stages]
-        stages = self.shape.stages
-        sources = [
-            SourceInstance(name_of(n), stages[n].names[id.index], id, stages[n].kind == "bounded")
-            for n, id in heads
-            if stages[n].is_source
-        ]
         if restored is not None:
-            self._check_ends(restored, sources, plan.finished)
+            self._check_ends(restored, plan.sources, plan.finished)
         known = restored.plan.enumerators if restored is not None else {}
         held = {task.id: task.machine.splits.held for task in self.tasks.values() if task.machine.splits is not None}
         enumerators = enumerator_starts(self.shape.pipeline, plan.finished, known, held)
         self.discoveries = Counter({stage: n for stage, n in self.discoveries.items() if stage not in self.restarted})
-        return on.Deployed(plan.graph, plan.finished, tuple(sources), enumerators)
+        return on.Deployed(plan.graph, plan.finished, plan.sources, enumerators)
 
     def _check_ends(self, restored: Restored, sources: Sequence[SourceInstance], finished: Set[TaskId]) -> None:
         """The sources that a user was told would end have ended, or end again."""

@@ -10,11 +10,12 @@ Source: Flink's ExecutionGraph and StateAssignmentOperation; PROTOCOL sections 1
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 
 import msgspec
 
 from dagster_checkpoints.execution.fused_sources import FusedSource
+from dagster_checkpoints.execution.job_requests import SourceInstance
 from dagster_checkpoints.pipeline import (
     Chain,
     ExecutionGraph,
@@ -80,6 +81,7 @@ class AttemptPlan(msgspec.Struct, frozen=True):
     Attributes:
         graph: the execution graph.
         chains: the chains, producers before consumers; also those that have finished, and those that go on meanwhile.
+        sources: the instances of all sources.
         finished: the tasks that had finished in the restored checkpoint. They do not run again.
         tasks: the tasks that are built, producers before consumers.
         settled: by chain that is built, the instances of its last stage that do not run and whose sinks may show other rows than
@@ -93,6 +95,7 @@ class AttemptPlan(msgspec.Struct, frozen=True):
 
     graph: ExecutionGraph
     chains: tuple[Chain, ...]
+    sources: tuple[SourceInstance, ...] = ()
     finished: frozenset[TaskId] = frozenset()
     tasks: Mapping[TaskId, TaskPlan] = {}
     settled: Mapping[str, tuple[SettledInstance, ...]] = {}
@@ -141,6 +144,7 @@ def plan_attempt(
     return AttemptPlan(
         graph=graph,
         chains=chains,
+        sources=tuple(_sources(pipeline, chains)),
         finished=finished,
         tasks={
             task: _task(pipeline, chain_of[task.vertex], task, restored, ended_sources, take_back_after)
@@ -160,6 +164,14 @@ def _recorded_chains(pipeline: Pipeline, restored: RestorePlan) -> tuple[Chain, 
     """The chains of the checkpoint, whose queries hold the state; a new stage has one of its own."""
     layout = [*restored.chains, *restored.finished_chains, *((name,) for name in restored.new_stages)]
     return tuple(Chain(stages[0], stages, pipeline.stage(stages[0]).instances) for stages in layout)
+
+
+def _sources(pipeline: Pipeline, chains: Iterable[Chain]) -> Iterator[SourceInstance]:
+    chain_of = {name: chain.name for chain in chains for name in chain.stages}
+    for stage in pipeline.stages:
+        for index, instance in enumerate(stage.instances if stage.kind.is_source else ()):
+            task = TaskId(chain_of[stage.name], index)
+            yield SourceInstance(stage.name, instance, task, bounded=stage.kind is StageKind.BOUNDED_SOURCE)
 
 
 def _task(

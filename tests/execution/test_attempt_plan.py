@@ -80,6 +80,11 @@ def test_a_new_start_runs_every_task_without_state() -> None:
     assert all(task.snapshot is None and task.transactions is None and task.share is None for task in plan.tasks.values())
     assert all(task.take_back_after is None and not task.after_finish for task in plan.tasks.values())
     assert (plan.settled, plan.finished, plan.take_back_after, plan.next_checkpoint_id) == ({}, frozenset(), None, 7)
+    assert [(str(source), str(source.task), source.bounded) for source in plan.sources] == [
+        ("a[0]", "a[0]", True),
+        ("a[1]", "a[1]", True),
+        ("live[0]", "live[0]", False),
+    ]
     order = [chain.name for chain in plan.chains]
     assert order.index("a") < order.index("b") and order == [vertex.name for vertex in plan.graph.vertices]
 

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import JobMachineEvent
-from dagster_checkpoints.execution.job_requests import SourceInstance
 from dagster_checkpoints.execution.messages import TaskMessage
 from dagster_checkpoints.execution.split_enumerators import enumerator_starts
-from dagster_checkpoints.pipeline import StageKind, TaskId
+from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.sinks import SinkError
 from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.job.attempts import Attempts
@@ -114,23 +113,12 @@ class AttemptDriver:
         known = restored.plan.enumerators if restored is not None else {}
         held = {task.id: task.machine.splits.held for task in self._tasks_of(action.vertices) if task.machine.splits is not None}
         enumerators = enumerator_starts(self._runtime.pipeline, deployment.finished, known, held)
-        return on.Deployed(deployment.plan.graph, deployment.finished, self._sources(deployment), enumerators)
+        return on.Deployed(deployment.plan.graph, deployment.finished, deployment.plan.sources, enumerators)
 
     def _tasks_of(self, vertices: Set[str] | None) -> list[Task]:
         """The tasks of these chains; None for all chains."""
         assert self.deployment is not None
         return [task for task in self.deployment.tasks.values() if vertices is None or task.id.vertex in vertices]
-
-    def _sources(self, deployment: Deployment) -> tuple[SourceInstance, ...]:
-        chain_of = {name: chain for chain in deployment.chains for name in chain.stages}
-        return tuple(
-            SourceInstance(
-                stage.name, instance, TaskId(chain_of[stage.name].name, index), bounded=stage.kind is StageKind.BOUNDED_SOURCE
-            )
-            for stage in self._runtime.pipeline.stages
-            if stage.kind.is_source
-            for index, instance in enumerate(stage.instances)
-        )
 
     def start(self, vertices: Set[str] | None) -> JobMachineEvent | None:
         """Start the tasks of these chains, None for all. Returns a failure after which another attempt may succeed, or None.
