@@ -548,9 +548,7 @@ def test_python_about_monitoring() -> None:
 def test_python_about_assets() -> None:
     page = run_page(REPOSITORY / "docs/assets.md")
     assert [check.name for check in page["sales"].checks] == ["amounts_are_positive"]
-    assert list(page["no_delay_is_missing"].check_keys) == [
-        dg.AssetCheckKey(dg.AssetKey("hourly_delays"), "no_delay_is_missing")
-    ]
+    assert list(page["no_delay_is_missing"].check_keys) == [dg.AssetCheckKey(dg.AssetKey("hourly_delays"), "no_delay_is_missing")]
     translated = page["ShopTranslator"]().get_asset_spec(page["sales"])
     assert translated.owners == ["team:shop"] and translated.freshness_policy is not None
 
