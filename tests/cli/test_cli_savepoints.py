@@ -84,7 +84,7 @@ def test_verify_reports_damage_with_its_exit_code(world: Any, tmp_path: Path) ->
 
 
 def test_the_name_of_a_savepoint_is_a_location(local: Any, tmp_path: Path) -> None:
-    """As operations.md prints it for a changed pipeline; the savepoint of a stop may be elsewhere."""
+    """As upgrades.md prints it for a changed pipeline; the savepoint of a stop may be elsewhere."""
     fitting = code(tmp_path, ["EWR", "JFK", "LGA"])
     local.run()
     checkpoint, savepoint = local.checkpoint(42), local.savepoint(43, "before-change")

@@ -69,7 +69,10 @@ RUNS_THESE = [
     README,
     *SINKS,
     *SOURCES,
-    *(REPOSITORY / "docs" / f"{name}.md" for name in ("cluster", "migrating", "operations", "sensors", "state", "testing")),
+    *(
+        REPOSITORY / "docs" / f"{name}.md"
+        for name in ("assets", "cluster", "migrating", "monitoring", "operations", "sensors", "state", "testing")
+    ),
 ]
 
 
@@ -308,8 +311,8 @@ def known_names() -> set[str]:
 TAKEN = (StageState, KeyedState, InstanceOffsets, CheckpointImport, CheckpointExport)
 
 
-def test_the_page_on_operations_lists_every_metric() -> None:
-    (section,) = (text for title, text in sections(REPOSITORY / "docs/operations.md", "##") if title == "Metrics")
+def test_the_page_on_monitoring_lists_every_metric() -> None:
+    (section,) = (text for title, text in sections(REPOSITORY / "docs/monitoring.md", "##") if title == "Metrics")
     assert set(re.findall(r"`([a-z_]+)`", section)) >= {metric.name for metric in METRICS}
 
 
@@ -533,8 +536,21 @@ def test_python_in_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
         ("stop", "maintenance", False),
     ]
     assert page["coordinator"].savepoint_on_termination
-    check, sensor = page["red_from"]
+
+
+def test_python_about_monitoring() -> None:
+    from assets.flights import flights
+
+    check, sensor = run_page(REPOSITORY / "docs/monitoring.md", flights=flights)["red_from"]
     assert (check.check_key.name, sensor.name) == ("healthy", "flights_health")
+
+
+def test_python_about_assets() -> None:
+    page = run_page(REPOSITORY / "docs/assets.md")
+    assert [check.name for check in page["sales"].checks] == ["amounts_are_positive"]
+    assert list(page["no_delay_is_missing"].check_keys) == [dg.AssetCheckKey(dg.AssetKey("hourly_delays"), "no_delay_is_missing")]
+    translated = page["ShopTranslator"]().get_asset_spec(page["sales"])
+    assert translated.owners == ["team:shop"] and translated.freshness_policy is not None
 
 
 def test_python_about_state() -> None:
