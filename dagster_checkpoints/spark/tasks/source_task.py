@@ -109,7 +109,10 @@ class SourceTask(QueryOfSourcesTask):
         super().check_query()
         if self._ends_by_itself and self.machine.running and not self.machine.has_read_all and not self.query.active:
             self.runs.check_query()  # it may have failed between the two checks
-            self.handle(SourceExhausted())
+            if self.query.holds_back(self.query.log.newest_planned()):
+                self.launch_query()  # Spark's first question to a source gets the rows that it holds back, however few
+            else:
+                self.handle(SourceExhausted())
 
     def committed_watermark(self, batch_id: int) -> int | None:
         if self.plan is None or not self.plan.own_watermark:
