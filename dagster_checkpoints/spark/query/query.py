@@ -131,6 +131,8 @@ class TaskQuery:
         self._closing = False
         self._running = threading.Event()  # cleared while the query is paused
         self._running.set()
+        self._admits = threading.Event()  # cleared when no other batch may begin
+        self._admits.set()
         self._last_batch: int | None = None
         self._reads_files = False
         self._with_minimum: tuple[int, ...] = ()
@@ -154,6 +156,7 @@ class TaskQuery:
             before_first_batch: Called when the query has been made, and before it plans its first batch.
         """
         self._closing = False
+        self._admits.set()
         self.error = None
         self._progress.begins(self.log.newest_planned())
         if self._gate is not None:
@@ -181,6 +184,7 @@ class TaskQuery:
             while True:
                 if emit is None:
                     self._before_batch(lambda: self._closing)
+                    self._admits.wait()
                 self._running.wait()
                 with self._lock:
                     if emit is None:
@@ -248,6 +252,10 @@ class TaskQuery:
     def resume(self) -> None:
         """Process batches again, first the one that waits to begin or to emit."""
         self._running.set()
+
+    def admit_no_batch(self) -> None:
+        """Let no other batch begin until the query is stopped; the batch that runs goes on."""
+        self._admits.clear()
 
     @property
     def paused(self) -> bool:
@@ -452,6 +460,7 @@ class TaskQuery:
 
     def _close(self) -> None:
         self._closing = True
-        self._running.set()  # a paused batch finds that the query is closing
+        self._running.set()  # a batch that waits finds that the query is closing
+        self._admits.set()
         if self._gate is not None:
             self._gate.close()
