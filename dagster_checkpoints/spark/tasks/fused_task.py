@@ -115,7 +115,7 @@ class FusedTask(QueryOfSourcesTask):
         elif not self.query.active:
             self.runs.check_query()  # it may have failed between the two checks
             self._report_nothing_new()
-            if self.machine.running:
+            if self.machine.running and self.query.holds_back(self._followed):
                 self.launch_query()  # Spark's first question to a source gets the rows that it holds back, however few
 
     @property

@@ -123,7 +123,7 @@ class SourceTask(QueryOfSourcesTask):
         super().check_query()
         if self._ends_by_itself and self.machine.running and not self.machine.has_read_all and not self.query.active:
             self.runs.check_query()  # it may have failed between the two checks
-            if self.query.holds_back(self.query.log.newest_planned()):
+            if self._end_due is None and self.query.holds_back(self.query.log.newest_planned()):
                 self.launch_query()  # Spark's first question to a source gets the rows that it holds back, however few
             else:
                 self.handle(SourceExhausted())
