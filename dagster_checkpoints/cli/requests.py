@@ -25,7 +25,14 @@ from dagster_checkpoints.cli.output import (
 )
 from dagster_checkpoints.cli.seconds import Seconds
 from dagster_checkpoints.cli.storage_options import StorageOptions, asked_by, storage_options
-from dagster_checkpoints.control import NO_RUNNING_PIPELINE, Answer, ControlRequest, PipelineControl, RequestHandle
+from dagster_checkpoints.control import (
+    NO_RUNNING_PIPELINE,
+    Answer,
+    ControlRequest,
+    PipelineControl,
+    PipelineStatus,
+    RequestHandle,
+)
 from dagster_checkpoints.execution.job_requests import BoundedSources
 from dagster_checkpoints.storage import CheckpointStorage, StorageError
 
@@ -203,8 +210,8 @@ def _control(options: StorageOptions) -> Iterator[PipelineControl]:
 
 
 def _behind(control: PipelineControl) -> list[str]:
-    """The sources that have more to read, by the run's status; none if there is no status."""
-    status = control.status()
+    """The sources that have more to read, by the run's status; none if there is no status, or it cannot be read."""
+    status = _status(control)
     return [
         f"{stage.name}[{instance.name}]" if len(stage.instances) > 1 else stage.name
         for stage in (status.stages if status is not None else ())
@@ -270,11 +277,15 @@ def _progress_display(options: StorageOptions, control: PipelineControl, handle:
             context.meta.pop(_UPDATE, None)
 
 
-def _progress(control: PipelineControl) -> str:
+def _status(control: PipelineControl) -> PipelineStatus | None:
     try:
-        status = control.status()
-    except StorageError:  # for display only
-        return ""
+        return control.status()
+    except StorageError:  # for display only: no request depends on it
+        return None
+
+
+def _progress(control: PipelineControl) -> str:
+    status = _status(control)
     if status is None:
         return ""
     activities = [f"{p.kind} {p.checkpoint_id}: {p.acknowledged} of {p.expected} tasks" for p in status.pending]

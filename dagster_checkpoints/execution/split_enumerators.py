@@ -8,8 +8,9 @@ was read to its end in front of it; a split that is assigned after belongs to th
 one. `state.recording.recorded_enumerators` puts both parts together.
 
 A bounded source has a fixed set of splits: those of its first complete discovery. Its instances finish one by one, when no split
-is left for them. An unbounded source discovers again after its interval; in a burst (`execution.burst`) it discovers once. It
-must not know: how splits are discovered or read.
+is left for them. An unbounded source discovers again after its interval; in a burst (`execution.burst`) it discovers once. If all
+its instances were asked to end before the attempt, it reads what is there, as a bounded one: so it reads again what they had read
+behind the restored checkpoint. It must not know: how splits are discovered or read.
 
 Source: PROTOCOL section 7; FLIP-27; Flink's SourceCoordinator, which takes its snapshot before the barriers are sent and holds
 back assignments until then.
@@ -60,7 +61,7 @@ class SplitEnumerator:
 
     Args:
         start: the source, and the state with which the attempt begins.
-        ended: its tasks that were asked to end: they get no split.
+        ended: its tasks that were asked to end: they get no split, unless those are all of its tasks.
         burst: whether the splits of an unbounded source are discovered once.
     """
 
@@ -73,7 +74,10 @@ class SplitEnumerator:
         self._known = {*state.discovered, *state.assigned, *state.finished}
         self._complete = state.complete
         self._waiting: dict[TaskId, None] = {}
-        self._ended = set(ended)
+        reads_what_is_there = bool(start.tasks) and ended >= frozenset(start.tasks)
+        self._bounded = start.bounded or reads_what_is_there
+        """Whether one complete discovery finds all splits that are read."""
+        self._ended: set[TaskId] = set() if reads_what_is_there else set(ended)
         """The tasks that get no split any more."""
         self._burst = burst
         self._discovered = False
@@ -89,7 +93,7 @@ class SplitEnumerator:
     @property
     def has_read_all(self) -> bool:
         """Whether the source is unbounded, and all splits of the discoveries so far have been read."""
-        return self._discovered and not (self._start.bounded or self._pending or self._assigned)
+        return self._discovered and not (self._bounded or self._pending or self._assigned)
 
     @property
     def next_discovery(self) -> float | None:
@@ -106,7 +110,7 @@ class SplitEnumerator:
         self._known.update(new)
         self._pending += new
         if event.last:
-            self._complete, self._discovered = self._start.bounded, True
+            self._complete, self._discovered = self._bounded, True
             self._due = None if self._complete or self._burst else now + self._start.interval
         return self._deal_out()
 

@@ -42,7 +42,7 @@ class Quarantine:
     Args:
         conditions: By name, the conditions that every row has to meet: Spark's SQL (`"amount > 0"`), or a function from the
             DataFrame of the rows to a Column. A row passes if the condition is true; it is refused if that is false or null.
-        sink: Where refused rows are committed to.
+        sink: Where refused rows are committed to: one without `key=`, since it has to keep each row. They have no order.
         most_rows: Largest number of rows that an instance may refuse between two commits; None for no limit. Above it, the
             checkpoint is declined, as by a blocking check: no reader sees the rows, refused or not.
         most_share: Largest share of the rows that may be refused, from 0 to 1, counted in the same way; None for no limit.
@@ -115,6 +115,11 @@ def checked_quarantine(
             f'{where}: expected output_mode="append" beside quarantine=, found {output_mode!r}: a row that replaces an earlier '
             "one could be refused when the earlier one was not, and both tables would hold it. Put the conditions on the "
             "rows in front of the aggregation, at the stage that this one reads."
+        )
+    if getattr(quarantine.sink, "replaces_by_key", False):
+        raise InvalidQuarantineError(
+            f"{where}: expected a sink for refused rows that keeps each of them, found {quarantine.sink!r} with key=: of two "
+            "refused rows with one key it keeps one, and which one is not known: refused rows have no order. Leave out key=."
         )
     if any(check.name == CHECK for check in checks):
         raise InvalidQuarantineError(

@@ -6,9 +6,10 @@ tasks.
 
 from __future__ import annotations
 
+from dagster_checkpoints.pipeline import Stage
 from dagster_checkpoints.state.errors import InputsChanged
 from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint
-from dagster_checkpoints.state.metadata import InputMetadata
+from dagster_checkpoints.state.metadata import InputMetadata, Segment, TaskSnapshot
 from dagster_checkpoints.state.views import EdgeView, PipelineView
 
 
@@ -42,6 +43,24 @@ def check_inputs(checkpoint: FittedCheckpoint) -> None:
                 "a drain, which emits and commits all that it holds, and begin with the new inputs as a new start "
                 "(restore_from: none)."
             )
+    _check_refused_rows(checkpoint)
+
+
+def _check_refused_rows(checkpoint: FittedCheckpoint) -> None:
+    """Check that a stage of refused rows gets no records that were on their way to a stage of its name that read all rows."""
+    takes = {stage.name for stage in checkpoint.pipeline.stages if isinstance(stage, Stage) and stage.takes_refused_rows}
+    for chain in checkpoint.metadata.chains:
+        if chain.stages[0] in takes and any(map(_awaits_rows, chain.tasks.values())):
+            raise InputsChanged(
+                f"Stage {chain.stages[0]!r} commits the rows that a quarantine refuses, and expected none on their way to it in "
+                f"{checkpoint.where}, since no barrier overtakes them. Found some: a stage of this name has read all rows of the "
+                "stage in front, and those that pass would be committed as refused ones. Suspend the old pipeline, or request a "
+                "savepoint of it, and restore that: a savepoint holds no rows on their way."
+            )
+
+
+def _awaits_rows(task: TaskSnapshot) -> bool:
+    return any(isinstance(element, Segment) for saved in task.channels for element in saved.in_flight)
 
 
 def _recorded(edge: EdgeView) -> InputMetadata:

@@ -66,8 +66,13 @@ def test_a_savepoint_is_requested_and_waited_for(world: Any) -> None:
         ),
     ],
 )
-def test_every_command_reports_its_result(local: Any, command: tuple[str, ...], asked: dict[str, Any], part: str) -> None:
+@pytest.mark.parametrize("corrupt_status", [False, True], ids=["without a status", "with a status that cannot be read"])
+def test_every_command_reports_its_result(
+    local: Any, command: tuple[str, ...], asked: dict[str, Any], part: str, corrupt_status: bool
+) -> None:
     local.run()
+    if corrupt_status:
+        local.storage.store.put(local.storage.layout.status, b"{")
     seen = local.answering(_savepoint_made)
     assert part.lower() in local.cli(*command).output.lower()
     assert {name: getattr(seen[0], name) for name in asked} == asked

@@ -87,9 +87,30 @@ def test_a_task_that_is_to_end_gets_no_split_and_nothing_is_discovered_for_ended
     assert of.next_discovery == 5.0
     of.end([B])
     assert of.next_discovery is None
-    # A restart remembers it.
-    again = SplitEnumerator(start(False, of.state(), "1"), {A, B})
-    assert (again.next_discovery, again.asked(asks(B, "1"))) == (None, [(B, NoMoreSplits())])
+
+
+@pytest.mark.parametrize("burst", [False, True])
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize("ended", [(A,), (A, B)], ids=["one", "all"])
+def test_a_source_that_was_ended_before_a_restart_leaves_no_split_that_it_had_read(
+    ended: tuple[TaskId, ...], bounded: bool, burst: bool
+) -> None:
+    """Split 3 was discovered, and read, behind the restored checkpoint; split 2 is of an instance that is gone."""
+    of = SplitEnumerator(start(bounded, EnumeratorState((), ("1", "2")), "1"), set(ended), burst=burst)
+    assert of.next_discovery is not None
+    of.discover()
+    assert of.asked(asks(B, "1")) == [(B, AssignSplit("2"))]
+    assert of.asked(asks(A)) == ([(A, NoMoreSplits())] if ended == (A,) else [])
+    given = of.discovered(SplitsDiscovered("days", ("1", "2", "3"), last=True), 7.0) + of.asked(asks(B, "2"))
+    ends = bounded or ended == (A, B)
+    if ended == (A, B):
+        assert given == [(A, AssignSplit("3")), (B, NoMoreSplits())]
+        assert of.asked(asks(A, "3")) == [(A, NoMoreSplits())]
+    else:
+        assert given == [(B, AssignSplit("3"))]
+        assert of.asked(asks(B, "3")) == ([(B, NoMoreSplits())] if ends else [])
+    assert of.next_discovery == (None if ends or burst else 12.0)
+    assert (of.counts.complete, of.has_read_all) == (ends, not ends)
 
 
 def test_a_restored_enumerator_knows_all_splits_and_assigns_again_what_no_task_holds() -> None:

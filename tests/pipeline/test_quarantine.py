@@ -32,6 +32,7 @@ from dagster_checkpoints.pipeline.errors import (
     OverlappingSinksError,
     UnusedStageError,
 )
+from dagster_checkpoints.sinks import SqlSink
 
 
 class Sink:
@@ -88,6 +89,10 @@ def taken(rows: Any) -> bool:
         (
             {"quarantine": Quarantine(GOOD, SINK), "output_mode": "update"},
             'Stage .orders.* expected output_mode="append".*found .update',
+        ),
+        (
+            {"quarantine": Quarantine(GOOD, SqlSink("sqlite:////never.db", "refused", key="k"))},
+            r"Stage 'orders' .* keeps each of them, found SqlSink\(.*key=\['k'\].* with key=: of two refused rows with one key",
         ),
         ({"quarantine": Quarantine(GOOD, SINK), "checks": [taken]}, "Stage 'orders' .* expected no check 'quarantine'"),
     ],

@@ -8,18 +8,22 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.pipeline import FunctionSplitSource, Pipeline, Stage, StageInput, StageKind
+from dagster_checkpoints.pipeline import FunctionSplitSource, Pipeline, Quarantine, Stage, StageInput, StageKind
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.state import (
     ChainMetadata,
+    ChannelSnapshot,
     CheckpointMetadata,
     EnumeratorState,
+    InputsChanged,
     QuerySnapshot,
     RestoreError,
+    Segment,
     StageInstanceSnapshot,
     StageMetadata,
     StateFile,
     TaskSnapshot,
+    WatermarkAt,
     decode,
     encode,
     recorded_inputs,
@@ -139,3 +143,35 @@ def test_each_rule_that_changes_something_says_so_in_one_line() -> None:
                     validate_restore(now, before)
             if not changed:
                 assert plan.metadata == before
+
+
+@pytest.mark.parametrize("in_flight", [(), (WatermarkAt(5),), (WatermarkAt(5), Segment((), 3))])
+@pytest.mark.parametrize("instances", [["0"], ["0", "1"]], ids=["as before", "rescaled"])
+def test_a_quarantine_in_place_of_a_stage_that_read_all_rows(in_flight: tuple[Any, ...], instances: list[str]) -> None:
+    """What was on its way to that stage is no refused row: it would be committed as one."""
+
+    def pipeline(refused: Any, instances: list[str], quarantine: Quarantine | None = None) -> Pipeline:
+        feed = AnyStage("feed", kind=StageKind.UNBOUNDED_SOURCE)
+        orders = AnyStage(
+            "orders",
+            inputs={"feed": StageInput(edge="all_to_all")},
+            instances=instances,
+            sink=ParquetSink("/never/a"),
+            quarantine=quarantine,
+        )
+        return Pipeline("p", [feed, orders, *refused])
+
+    sink = ParquetSink("/never/b")
+    old = pipeline([AnyStage("orders_refused", inputs={"orders": POINTWISE}, sink=sink)], ["0"])
+    saved = ChannelSnapshot("orders[0]->orders_refused[0]", 4, in_flight=in_flight)
+    tasks = {"orders_refused": TaskSnapshot({"orders_refused": StageInstanceSnapshot()}, channels=(saved,))}
+    chains = tuple(ChainMetadata(each.name, (each.name,), {0: tasks.get(each.name, TaskSnapshot())}) for each in old.stages)
+    inputs = recorded_inputs(old)
+    stages = tuple(StageMetadata(each.name, 1, ("0",), inputs=inputs[each.name]) for each in old.stages)
+    metadata = CheckpointMetadata("p", 3, stages, chains)
+    new = pipeline([], instances, Quarantine({"good": "v > 0"}, sink=sink))
+    if Segment((), 3) in in_flight:
+        with pytest.raises(InputsChanged, match=r"'orders_refused' commits the rows that a quarantine refuses.* checkpoint 3 of"):
+            validate_restore(new, metadata)
+    else:
+        assert not validate_restore(new, metadata).new_stages

@@ -106,7 +106,7 @@ class FusedQuery:
     # What the sources have read
 
     def asked(self, batch_id: int, sources: Collection[str]) -> tuple[list[str], list[str]]:
-        """The sources that had rows in a batch, and those that had none when Spark asked them before the batch.
+        """The sources that had rows in a batch, and those that had none when Spark asked them before it, and hold none back.
 
         Args:
             batch_id: A planned batch.
@@ -115,7 +115,11 @@ class FusedQuery:
         had_rows = self._query.log.moved(batch_id)
         moved = [name for name in sources if had_rows[self._streams[name].position]]
         counted = [name for name in sources if name not in moved and batch_id >= self._counted_from[name]]
-        return moved, counted
+        return moved, self.without_rows(counted, batch_id)
+
+    def without_rows(self, sources: Collection[str], batch_id: int) -> list[str]:
+        """Those of the sources that hold no rows back, see `TaskQuery.holds_back`; Spark has found none since this batch."""
+        return [name for name in sources if not self._query.holds_back(batch_id, self._streams[name].position)]
 
     def caught_up(self, stage: str) -> bool:
         """Whether a source has caught up; of a stage behind them, whether all have. See `TaskQuery.caught_up`. Any thread."""

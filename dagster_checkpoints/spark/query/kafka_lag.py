@@ -1,5 +1,8 @@
 """How many messages of its topics a query has not read yet, from the progress that Spark reports for each micro-batch.
 
+With the option `minOffsetsPerTrigger` Spark's source gives no messages until there are that many, or a time has passed. Spark
+then says what it says of a source without new messages (`KafkaMicroBatchStream.latestOffset`, `delayBatch`).
+
 Must not know tasks.
 """
 
@@ -7,9 +10,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dagster_checkpoints.spark.query.plan_nodes import V2_STREAM, streams
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _KAFKA = "KafkaV2["
+_MINIMUM = "minoffsetspertrigger"
 
 
 class SourceOffsets(Protocol):
@@ -44,6 +53,15 @@ def rows_behind(sources: Iterable[SourceOffsets]) -> int | None:
         total += _between(read, latest)
         known = True
     return total if known else None
+
+
+def streams_with_minimum(frame: DataFrame) -> tuple[int, ...]:
+    """The positions of a DataFrame's streams that hold messages back until there are enough of them."""
+    return tuple(
+        number
+        for number, leaf in enumerate(streams(frame))
+        if leaf.nodeName() == V2_STREAM and _MINIMUM in {str(name).lower() for name in dict(leaf.extraOptions())}
+    )
 
 
 def rows_between(start: str, end: str) -> int:

@@ -9,6 +9,7 @@ Source: https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-da
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -23,7 +24,7 @@ from dagster_checkpoints.spark.files.work_path import WorkPath, url
 from dagster_checkpoints.spark.query.driver_sources import KEPT_ERRORS, SourceFailed
 from dagster_checkpoints.spark.query.file_paths import check_read_once, reads_files
 from dagster_checkpoints.spark.query.held_starts import held_start
-from dagster_checkpoints.spark.query.kafka_lag import rows_behind
+from dagster_checkpoints.spark.query.kafka_lag import rows_behind, rows_between, streams_with_minimum
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.query_log import QueryLog
 from dagster_checkpoints.spark.query.query_sessions import with_partitions
@@ -130,8 +131,12 @@ class TaskQuery:
         self._closing = False
         self._running = threading.Event()  # cleared while the query is paused
         self._running.set()
+        self._admits = threading.Event()  # cleared when no other batch may begin
+        self._admits.set()
         self._last_batch: int | None = None
         self._reads_files = False
+        self._with_minimum: tuple[int, ...] = ()
+        """The positions of the streams that may hold rows back, see `holds_back`."""
         self._begun = threading.Event()  # the query's object is known
         self._query: StreamingQuery | None = None
         self._progress = SourceProgress()
@@ -151,6 +156,7 @@ class TaskQuery:
             before_first_batch: Called when the query has been made, and before it plans its first batch.
         """
         self._closing = False
+        self._admits.set()
         self.error = None
         self._progress.begins(self.log.newest_planned())
         if self._gate is not None:
@@ -164,6 +170,7 @@ class TaskQuery:
             writer = writer.trigger(**trigger)
         self.runs += 1
         self._reads_files = reads_files(frame)
+        self._with_minimum = streams_with_minimum(frame) if self._gate is None else ()
         self._begun.clear()
         with held_start(frame) if before_first_batch is not None else nullcontext():
             self._query = writer.foreachBatch(self._run_batch).start()
@@ -177,6 +184,7 @@ class TaskQuery:
             while True:
                 if emit is None:
                     self._before_batch(lambda: self._closing)
+                    self._admits.wait()
                 self._running.wait()
                 with self._lock:
                     if emit is None:
@@ -244,6 +252,10 @@ class TaskQuery:
     def resume(self) -> None:
         """Process batches again, first the one that waits to begin or to emit."""
         self._running.set()
+
+    def admit_no_batch(self) -> None:
+        """Let no other batch begin until the query is stopped; the batch that runs goes on."""
+        self._admits.clear()
 
     @property
     def paused(self) -> bool:
@@ -329,10 +341,27 @@ class TaskQuery:
             moved = self.log.moved(batch_id)
             return any(moved) if position is None else moved[position]
 
-        return self._progress.caught_up(newest, has_rows)
+        return self._progress.caught_up(newest, has_rows) and not self.holds_back(newest, position)
+
+    def holds_back(self, batch_id: int, position: int | None = None) -> bool:
+        """Whether sources that Spark has asked have more rows than a batch reads, and give none before there are enough of them.
+
+        Spark says of such a source what it says of one without rows, see `kafka_lag`. Any thread.
+
+        Args:
+            batch_id: The number of a planned batch; -1 for none.
+            position: The position of one stream among those of the query, from 0; None for all of them.
+        """
+        asked = [each for each in self._with_minimum if position in (None, each)]
+        if not asked or batch_id < 0:
+            return False
+        read, sources = self.log.planned(batch_id).sources, self.execution.sources()
+        found = {each: sources.apply(each).reportLatestOffset() for each in asked}
+        latest = {each: str(offset.json()) for each, offset in found.items() if offset is not None}
+        return any(rows_between(json.dumps(read[each]), offset) for each, offset in latest.items())
 
     def found_nothing(self) -> bool:
-        """Whether Spark has asked the sources since the newest batch, and wants no other one."""
+        """Whether Spark has asked the sources since the newest batch, and wants no other one; some may still hold rows back."""
         committed = self.log.last_committed()  # before the question: a batch that is committed after it is not meant
         found = bool(self.execution.noNewData())
         if found:
@@ -431,6 +460,7 @@ class TaskQuery:
 
     def _close(self) -> None:
         self._closing = True
-        self._running.set()  # a paused batch finds that the query is closing
+        self._running.set()  # a batch that waits finds that the query is closing
+        self._admits.set()
         if self._gate is not None:
             self._gate.close()

@@ -115,6 +115,8 @@ class FusedTask(QueryOfSourcesTask):
         elif not self.query.active:
             self.runs.check_query()  # it may have failed between the two checks
             self._report_nothing_new()
+            if self.machine.running and self.query.holds_back(self._followed):
+                self.launch_query()  # Spark's first question to a source gets the rows that it holds back, however few
 
     @property
     def _advance_is_due(self) -> bool:
@@ -131,8 +133,9 @@ class FusedTask(QueryOfSourcesTask):
         if free:
             for event in asked:
                 self.handle(event)
+            unmoved = self._fused.without_rows(self._open(), self._followed)
             # What these batches had may have moved event time: then a batch under that one is still to be run.
-            self.handle(SourcesAsked(unmoved=self._open(), settled=not self._advance_is_due))
+            self.handle(SourcesAsked(unmoved=tuple(unmoved), settled=not self._advance_is_due))
 
     def _new_batches(self) -> list[SourcesAsked]:
         """What the sources had in the batches that have been committed since the last call; call it under the query lock."""

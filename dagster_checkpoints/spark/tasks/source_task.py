@@ -7,9 +7,11 @@ from dataclasses import replace
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import WatermarkStatus
+from dagster_checkpoints.execution.messages import EndInput
 from dagster_checkpoints.execution.source_answers import SourceLook
 from dagster_checkpoints.execution.task_events import BacklogMeasured, SourceExhausted
 from dagster_checkpoints.execution.task_machine import TaskMachine
+from dagster_checkpoints.spark.tasks.messages import Mail
 from dagster_checkpoints.spark.tasks.task import Task
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 
@@ -90,6 +92,15 @@ class SourceTask(QueryOfSourcesTask):
         self._idle_after = watermark.idle_after if watermark else None
         self._last_busy_at = time.monotonic()
         self._idle = False
+        self._end_due: EndInput | None = None
+        """The message that ends the source: it waits for the end of the batch that runs, and checkpoints do not."""
+
+    def take(self, mail: Mail) -> None:
+        if isinstance(mail, EndInput) and self.machine.running:
+            self._end_due = mail
+            self.query.admit_no_batch()
+        else:
+            super().take(mail)
 
     def launch_query(self) -> None:
         self.watermarks.send(WatermarkStatus(False))  # the checkpoint may say that it was idle
@@ -103,13 +114,19 @@ class SourceTask(QueryOfSourcesTask):
             if free:
                 self.watermarks.forward()
                 self._watch_idleness()
+        if free and self._end_due is not None:
+            self.handle(self._end_due)
+            return
         self.measure_backlog()
 
     def check_query(self) -> None:
         super().check_query()
         if self._ends_by_itself and self.machine.running and not self.machine.has_read_all and not self.query.active:
             self.runs.check_query()  # it may have failed between the two checks
-            self.handle(SourceExhausted())
+            if self._end_due is None and self.query.holds_back(self.query.log.newest_planned()):
+                self.launch_query()  # Spark's first question to a source gets the rows that it holds back, however few
+            else:
+                self.handle(SourceExhausted())
 
     def committed_watermark(self, batch_id: int) -> int | None:
         if self.plan is None or not self.plan.own_watermark:

@@ -240,12 +240,13 @@ class Task(ABC):
             mail = self._mailbox.get(timeout=POLL_SECONDS if active else IDLE_POLL_SECONDS)
             self._active_until = time.monotonic() + ACTIVE_SECONDS
             while True:
-                self._take(mail)
+                self.take(mail)
                 if self._done:
                     return
                 mail = self._mailbox.get_nowait()
 
-    def _take(self, mail: Mail) -> None:
+    def take(self, mail: Mail) -> None:
+        """Take a message out of the mailbox; on the task's own thread only."""
         if not isinstance(mail, WakeUp):
             self.handle(mail)
 

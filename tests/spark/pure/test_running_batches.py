@@ -132,6 +132,17 @@ def test_a_sinks_commit_waits_for_a_batch_that_emits(running: Running) -> None:
     assert running.effects == ["begun", "committed", "emitted", "committed"]
 
 
+@pytest.mark.parametrize("then", ["stop", "kill"])
+def test_no_batch_begins_when_the_source_is_to_end(running: Running, then: str) -> None:
+    running.query.admit_no_batch()
+    running.run_batch()
+    with running.query.lock_if_free() as free:
+        assert free
+    getattr(running.query, then)()
+    assert running.ended() == [QueryClosing]
+    assert running.effects == []
+
+
 @pytest.mark.parametrize("then", ["resume", "stop", "kill"])
 def test_a_batch_that_is_evaluated_when_a_suspends_snapshot_is_taken_emits_nothing_behind_it(running: Running, then: str) -> None:
     """It waits; after a resume it goes on, and an end of the query leaves it uncommitted."""

@@ -243,16 +243,35 @@ def test_rows_that_retention_has_deleted_are_missed_by_name(
 
 
 def test_a_topic_is_read_to_an_end(kafka_lab: Any, kafka: KafkaBroker) -> None:
-    """As a stream to the end that it has when it starts, also over a cancelled run; as a batch between two offsets."""
+    """As a stream to the end that it has when it starts, also over a cancelled run, in a query with other sources, and in a
+    burst; as a batch between two offsets. The last messages are fewer than the minimum of a micro-batch, and are read as well."""
     lab = kafka_lab
     kafka.create_topic("past", 3)
     for partition in range(3):
         kafka.send("past", numbered(100 * partition, 100 * partition + 100), partition)
     ends = {"past": {"0": 10, "1": 20, "2": 0}}
 
+    limits = {"maxOffsetsPerTrigger": 9, "minOffsetsPerTrigger": 8, "maxTriggerDelay": "3s"}
+
     @bounded_source(sink=lab.sink())
     def past(context: Any) -> Any:
-        return as_rows(reading(lab, kafka, "past", maxOffsetsPerTrigger=9))
+        return as_rows(reading(lab, kafka, "past", **{**limits, "maxTriggerDelay": "1h"}))
+
+    @bounded_source
+    def first(context: Any) -> Any:
+        return as_rows(reading(lab, kafka, "past", **limits))
+
+    @bounded_source
+    def second(context: Any) -> Any:
+        return as_rows(reading(lab, kafka, "past", **{**limits, "maxOffsetsPerTrigger": 200}))
+
+    @stage(sink=lab.sink("both"))
+    def both(first: Any, second: Any) -> Any:
+        return first.unionByName(second)
+
+    @unbounded_source(sink=lab.sink("now"))
+    def now(context: Any) -> Any:
+        return as_rows(reading(lab, kafka, "past", **{**limits, "maxTriggerDelay": "1h"}))
 
     @bounded_source(sink=lab.sink("part"))
     def part(context: Any) -> Any:
@@ -260,14 +279,18 @@ def test_a_topic_is_read_to_an_end(kafka_lab: Any, kafka: KafkaBroker) -> None:
         options = {"kafka.bootstrap.servers": kafka.servers, "subscribe": "past", **between}
         return as_rows(lab.spark.read.format("kafka").options(**options).load())
 
-    pipeline = Pipeline("past", [past, part])
+    pipeline = Pipeline("past", [past, part, first, second, both])
     job = lab.start(pipeline, interval=0.3)
     job.wait_for(CheckpointDone)
     job.wait_until(lambda: lab.count() > 0)
     job.cancel()
     job.result()
-    lab.start(pipeline, interval=0.3).finished()
-    assert texts(lab) == numbered(0, 300)
+    job = lab.start(pipeline, interval=0.3)
+    job.finished()
+    assert ("first", "second", "both") in job.chains
+    lab.start(Pipeline("now", [now]), interval=0.3, until="caught_up").finished()
+    assert texts(lab) == texts(lab, "now") == numbered(0, 300)
+    assert texts(lab, "both") == sorted(2 * numbered(0, 300))
     assert texts(lab, "part") == numbered(0, 10) + numbered(100, 120)
 
 
