@@ -176,6 +176,8 @@ def test_the_sensor_checks_savepoints_that_the_asset_has_not_taken(
     recorded_by_a_run(second, of_the_pipeline)
     (another,) = tick()
     assert tick() == [] and request.run_key != another.run_key
+    recorded_by_a_run(running.take_savepoint(5, "beside"), {PIPELINE: "another_pipeline_of_the_run"})
+    assert len(tick()) == 1
 
     job = defs.resolve_job_def("meeting_savepoint_check_job")
     for asked, taken in ((request, first), (another, second)):
