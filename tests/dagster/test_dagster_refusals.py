@@ -203,7 +203,6 @@ def test_a_pipeline_is_run_by_its_own_assets_only(
     assert "@pipeline_assets" in failure_of(materialize(not_decorated, coordinator())).description
 
 
-@pytest.mark.parametrize("value", ["lates", "", "chk", "-1", "4 2"])
 @pytest.mark.usefixtures("no_spark")
 def test_a_run_of_checks_alone_is_refused_and_is_no_run_of_the_pipeline(
     tmp_path: Path, coordinator: Coordinator, assets_of: AssetsOf, materialize: Materialize, failure_of: FailureOf
@@ -248,6 +247,7 @@ def test_a_pipeline_without_an_end_warns_of_other_steps_in_its_run(
     assert len(warned) == (selection == "*")
 
 
+@pytest.mark.parametrize("value", ["lates", "", "chk", "-1", "4 2"])
 def test_an_invalid_restore_from_is_refused_before_launch(
     value: str, coordinator: Coordinator, numbers_pipeline: Pipeline, assets_of: AssetsOf
 ) -> None:

@@ -61,6 +61,7 @@ def new_run(
     tags: Mapping[str, str] | None = None,
     seconds: float = 5.0,
     selection: list[str] | None = None,
+    steps: list[str] | None = None,
     parent: str | None = None,
     location: str = "",
 ) -> str:
@@ -74,6 +75,7 @@ def new_run(
         tags=dict(tags or {}),
         status=dg.DagsterRunStatus.NOT_STARTED,
         asset_selection=frozenset(dg.AssetKey(name) for name in selection) if selection else None,
+        step_keys_to_execute=steps,
         parent_run_id=parent,
         root_run_id=parent,
         remote_job_origin=job_in(location, job_name) if location else None,
@@ -211,6 +213,32 @@ def test_the_copied_tag_of_a_refused_run_says_nothing_of_its_re_execution(
     recovery = new_run(instance, tags={**tags, RECOVERS: failed, ATTEMPT: "1"})
     (request,) = tick(make(), instance).run_requests
     assert request.run_key == recovery and REFUSED not in request.tags
+
+
+@pytest.mark.parametrize(
+    ("left_out", "included"),
+    [
+        ({"steps": ["downstream"]}, {"steps": ["downstream", OP]}),
+        ({"selection": ["downstream"]}, {"selection": ["downstream", "live"]}),
+    ],
+    ids=["re-executed from a failure", "a selection"],
+)
+def test_a_run_of_the_job_that_leaves_the_pipeline_out_is_not_restarted(
+    make: Make,
+    tick: Tick,
+    instance: dg.DagsterInstance,
+    owner: Owner,
+    meeting_pipeline: Pipeline,
+    left_out: dict[str, Any],
+    included: dict[str, Any],
+) -> None:
+    """The job has other assets, too: one of them fails again after the pipeline has finished."""
+    done = new_run(instance, dg.DagsterRunStatus.SUCCESS, tags={PIPELINE: "meeting"})
+    owner(meeting_pipeline, done).end("FINISHED", ended_by="end_of_data")
+    new_run(instance, tags={PIPELINE: "meeting"}, parent=done, **left_out)
+    assert f"The newest run, {done}, is SUCCESS" in tick(make(), instance).skip_message
+    failed = new_run(instance, tags={PIPELINE: "meeting"}, parent=done, **included)
+    assert [request.run_key for request in tick(make(), instance).run_requests] == [failed]
 
 
 @pytest.mark.parametrize("status", [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTED])

@@ -206,7 +206,7 @@ def _materialized_since(instance: dg.DagsterInstance, asset: dg.AssetKey, since:
     report of their end: the run in which they finished may have died before it could report it.
     """
     moment = since.timestamp()
-    repeated = set()
+    repeated: set[object] = set()
     for end in _ends(instance, dg.AssetRecordsFilter(asset_key=asset, after_timestamp=moment)):
         if FINISHED_BEFORE not in end.metadata:
             return True

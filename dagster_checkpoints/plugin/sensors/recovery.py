@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -150,7 +150,7 @@ def build_recovery_sensor(
         status = _status(tick)
         owner = _run_record(tick.dagster.instance, _last_owner(state, status))
         runs = runs_of(tick.dagster.instance, pipeline, [*job_names, own_job.name], location_of(tick.dagster))
-        record = _newest_run(runs, owner)
+        record = _newest_run([run for run in runs if _executes(run.dagster_run, op_name, keys)], owner)
         if record is None:
             return skip("The pipeline has never been run.", _RecoveryCursor())
         run = record.dagster_run
@@ -230,6 +230,14 @@ def _last_owner(state: PipelineState | None, status: PipelineStatus | None) -> s
 
 def _run_record(instance: dg.DagsterInstance, run_id: str) -> dg.RunRecord | None:
     return instance.get_run_record_by_id(run_id) if run_id else None
+
+
+def _executes(run: dg.DagsterRun, op: str, keys: Set[dg.AssetKey]) -> bool:
+    """Whether a run executes the pipeline: a selection in its job, or a re-execution from a failure, may leave it out."""
+    steps = run.step_keys_to_execute
+    if steps is not None and not any(step.rpartition(".")[2] == op for step in steps):
+        return False
+    return not run.asset_selection or not keys.isdisjoint(run.asset_selection)
 
 
 def _newest_run(runs: Sequence[dg.RunRecord], owner: dg.RunRecord | None) -> dg.RunRecord | None:
