@@ -111,10 +111,11 @@ def test_a_stage_must_not_have_the_key_of_the_events_beside_it(assets_of: Callab
     def numbers(context):  # type: ignore[no-untyped-def]
         return context.spark.range(5)
 
-    parallel = bounded_source(instances=["left", "right"])(numbers)
+    parallel = bounded_source(instances=["left", "right"], sink=ParquetSink("/nowhere/one"))(numbers)
+    other = bounded_source(name="numbers_instances", sink=ParquetSink("/nowhere/two"))(numbers)
     found = r"'numbers_instances' for both 'numbers_instances' and the instances of stage 'numbers'"
     with pytest.raises(DuplicateAssetKeyError, match=found):
-        assets_of(Pipeline("p", [parallel, bounded_source(name="numbers_instances")(numbers)]))
+        assets_of(Pipeline("p", [parallel, other]))
     both = Pipeline("numbers", [parallel])  # a pipeline and a stage of one name
     assert assets_of(both)
     with pytest.raises(DuplicateAssetKeyError, match="'checkpoints/numbers' for both 'numbers' and the checkpoints of pipeline"):
