@@ -57,7 +57,7 @@ def pipeline_assets(
 
     Raises:
         UnknownStageError: `deps` names a stage that the pipeline does not have.
-        DuplicateAssetKeyError: The translator gives two stages the same key.
+        DuplicateAssetKeyError: Two stages have the same key, or one has that of the checkpoints or of a stage's instances.
         DuplicatePipelineError: Another pipeline of the code location that Dagster is loading has the same name.
 
     Examples:

@@ -19,9 +19,8 @@ from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.interrupts import interrupts_delayed
 from dagster_checkpoints.plugin.job_thread import JobEnded, JobThread, LogLine
 from dagster_checkpoints.plugin.run_events import RunReporter, failure
-from dagster_checkpoints.plugin.stage_assets import REFUSED
+from dagster_checkpoints.plugin.run_tags import tag_refusal
 from dagster_checkpoints.spark.job.events import JobEvent
-from dagster_checkpoints.storage import PipelineNameTaken, PipelineOwned, PipelineStateMissing
 
 CANCEL_SECONDS = 30.0
 _POLL_SECONDS = 1.0
@@ -118,10 +117,8 @@ class JobRun:
                     f"Pipeline {self._pipeline.name!r} ended {result.status}; expected FINISHED with every selected stage. Not "
                     f"finished: {missing}. The next run continues from the newest checkpoint."
                 )
-        if isinstance(error, PipelineOwned | PipelineNameTaken | PipelineStateMissing):
-            with interrupts_delayed():
-                self._context.instance.add_run_tags(self._context.run.run_id, {REFUSED: type(error).__name__})
         if error is not None:
+            tag_refusal(self._context, error)
             raise failure(self._pipeline, error, last_location) from None
 
     def terminate(self) -> None:

@@ -10,7 +10,7 @@ import inspect
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -40,8 +40,8 @@ from dagster_checkpoints.plugin.definition_checks import check_definition
 from dagster_checkpoints.plugin.input_assets import input_assets
 from dagster_checkpoints.plugin.interrupts import interrupts_delayed
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
-from dagster_checkpoints.plugin.run_lineage import earlier_runs, origin_of
-from dagster_checkpoints.plugin.run_tags import time_limit_tags
+from dagster_checkpoints.plugin.run_lineage import earlier_runs, origin_of, other_steps
+from dagster_checkpoints.plugin.run_tags import cleared_tags, has_no_end, tag_refusal, time_limit_tags
 from dagster_checkpoints.plugin.settings import KnownSettings
 from dagster_checkpoints.plugin.stage_assets import PIPELINE, StageAssets
 from dagster_checkpoints.spark.job.job_options import JobOptions
@@ -279,13 +279,15 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
 
         with interrupts_delayed():
             # The recovery sensor finds the run by it, whatever its job is.
-            context.instance.add_run_tags(context.run.run_id, {PIPELINE: pipeline.name})
+            context.instance.add_run_tags(context.run.run_id, {PIPELINE: pipeline.name, **cleared_tags(context.run.tags)})
         try:
             assets = StageAssets.of(context, pipeline)
             settings = config or PipelineRunConfig.of(context.op_execution_context.op_config)
             with interrupts_delayed():
                 limits = time_limit_tags(pipeline, context.run.tags, settings.until)
                 context.instance.add_run_tags(context.run.run_id, limits)
+                if has_no_end(pipeline, settings.until) and (others := other_steps(context)):
+                    context.log.warning(_beside(pipeline, others))
             thread = JobThread(
                 lambda events, log: self._job(pipeline, context, settings, assets, events, log), name=pipeline.name
             )
@@ -300,6 +302,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
                 storage=lambda: self.checkpoint_storage(pipeline, instance=context.instance),
             )
         except (DagsterCheckpointsError, ValueError) as error:
+            tag_refusal(context, error)
             raise failure(pipeline, error, None) from None
         suspend_seconds = self.termination_timeout if self.savepoint_on_termination else None
         job_run = JobRun(pipeline, context, thread, reporter, suspend_seconds=suspend_seconds)
@@ -454,6 +457,14 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
 ALIGNED_CHECKPOINT_TIMEOUT = 0.25
 """Seconds after which barriers overtake by default. A checkpoint for which nothing waits is complete by then, and costs nothing
 more; with a longer time one under data would take longer."""
+
+
+def _beside(pipeline: Pipeline, others: Sequence[str]) -> str:
+    return (
+        f"Pipeline {pipeline.name!r} has no end of its own, and this run has other steps, too: {', '.join(others)}. Those that "
+        "read its stages begin when it has ended; with the in-process executor all do. If the pipeline fails, the recovery "
+        "sensor starts it again only when they have ended. Launch the pipeline in a run of its own"
+    )
 
 
 def _checkpoint_config(settings: CheckpointCoordinatorResource) -> CheckpointConfig:

@@ -1,4 +1,4 @@
-"""The lineage of a Dagster run: the runs that it repeats, and the code location and instance of its pipeline.
+"""The lineage of a Dagster run: the runs that it repeats, the steps beside the pipeline, and its code location and instance.
 
 This module must not know the decisions that depend on the lineage.
 """
@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import dagster as dg
 
+from dagster_checkpoints.plugin.run_tags import RECOVERS
 from dagster_checkpoints.plugin.stage_assets import StageAssets
 from dagster_checkpoints.storage import Origin
 
@@ -18,13 +19,13 @@ ROOT_RUN_ID_TAG = "dagster/root_run_id"
 
 
 def earlier_runs(context: dg.AssetExecutionContext) -> frozenset[str]:
-    """Ids of the runs that this run repeats, directly or indirectly; empty unless it is a retry or a re-execution.
+    """Ids of the runs that this run repeats, directly or indirectly; empty unless it is a retry, a re-execution or a recovery.
 
     All runs with the same root run count, because several of them may have repeated the same run. If Dagster retries the op
     (``op_retry_policy``, after its process has died), the run repeats itself.
     """
     run = context.run
-    own = frozenset({run.run_id} if context.retry_number else ())
+    own = frozenset({run.run_id} if context.retry_number else ()) | _recovered(context.instance, run)
     root = run.root_run_id or run.tags.get(ROOT_RUN_ID_TAG)
     parent = run.parent_run_id or run.tags.get(PARENT_RUN_ID_TAG)
     if root is None and parent is None:
@@ -32,6 +33,23 @@ def earlier_runs(context: dg.AssetExecutionContext) -> frozenset[str]:
     related = context.instance.get_runs(dg.RunsFilter(tags={ROOT_RUN_ID_TAG: root})) if root is not None else []
     others = {*(each.run_id for each in related), *(each for each in (root, parent) if each)} - {run.run_id}
     return own | others
+
+
+def _recovered(instance: dg.DagsterInstance, run: dg.DagsterRun) -> set[str]:
+    """The failed run that a run of the recovery sensor recovers, and what that one had recovered."""
+    found: set[str] = set()
+    last: dg.DagsterRun | None = run
+    while last is not None and (failed := last.tags.get(RECOVERS, "")) not in {"", *found}:
+        found.add(failed)
+        last = instance.get_run_by_id(failed)
+    return found
+
+
+def other_steps(context: dg.AssetExecutionContext) -> list[str]:
+    """The steps of a run beside the op that runs, as far as the run executes them."""
+    chosen = context.run.step_keys_to_execute
+    names = {node.name for node in context.job_def.nodes} - {context.op_execution_context.op_handle.path[0]}
+    return sorted(names if chosen is None else names & set(chosen))
 
 
 def origin_of(context: dg.AssetExecutionContext, assets: StageAssets) -> Origin:

@@ -7,18 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import dagster as dg
+
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.interrupts import interrupts_delayed
+from dagster_checkpoints.plugin.stage_assets import REFUSED, NoStageSelectedError, NotAPipelineAssetError
+from dagster_checkpoints.spark.errors import SelectionError
 from dagster_checkpoints.spark.job.job_options import Until
+from dagster_checkpoints.storage import PipelineNameTaken, PipelineOwned, PipelineStateMissing
 
 MAX_RUNTIME = "dagster/max_runtime"
 _LIMITS = (MAX_RUNTIME, "dagster/max_runtime_seconds")
 _UNLIMITED = "0"
+RECOVERS = "dagster_checkpoints/recovers"
+"""Tag of a run: the failed run that it recovers."""
+ATTEMPT = "dagster_checkpoints/recovery_attempt"
+"""Tag of a run: attempt number, from 1, among consecutive attempts."""
+_REFUSALS = (PipelineOwned, PipelineNameTaken, PipelineStateMissing, SelectionError, NoStageSelectedError, NotAPipelineAssetError)
 _USERS = frozenset({*_LIMITS, "dagster/priority"})
 """Tags that users set, although their names are Dagster's."""
 
 
 def time_limit_tags(pipeline: Pipeline, given: Mapping[str, str], until: Until) -> dict[str, str]:
-    """The tags to add to a run that does not end by itself: one with an unbounded stage, unless it is a burst.
+    """The tags to add to a run that does not end by itself.
 
     Without a limit of its own it has none, or Dagster would terminate it and mark it as failed at the age of
     ``run_monitoring.max_runtime_seconds``.
@@ -29,9 +40,27 @@ def time_limit_tags(pipeline: Pipeline, given: Mapping[str, str], until: Until) 
         until: What the run reads.
     """
     limited = any(name in given for name in _LIMITS)
-    return {} if pipeline.bounded or limited or until == "caught_up" else {MAX_RUNTIME: _UNLIMITED}
+    return {MAX_RUNTIME: _UNLIMITED} if has_no_end(pipeline, until) and not limited else {}
+
+
+def has_no_end(pipeline: Pipeline, until: Until) -> bool:
+    """Whether a run of the pipeline does not end by itself: one with an unbounded stage, unless it is a burst."""
+    return not pipeline.bounded and until != "caught_up"
+
+
+def tag_refusal(context: dg.AssetExecutionContext, error: BaseException) -> None:
+    """Tag a run that an error has refused; nothing for any other error."""
+    if isinstance(error, _REFUSALS):
+        with interrupts_delayed():
+            context.instance.add_run_tags(context.run.run_id, {REFUSED: type(error).__name__})
+
+
+def cleared_tags(given: Mapping[str, str]) -> dict[str, str]:
+    """The tag of a refusal, if a run has it when it begins: the re-execution of a refused run has a copy of its tags."""
+    return {REFUSED: ""} if REFUSED in given else {}
 
 
 def repeated_tags(given: Mapping[str, str]) -> dict[str, str]:
-    """The tags of a failed run that the run which recovers it has, too: the user's, not Dagster's own."""
-    return {name: value for name, value in given.items() if name in _USERS or not name.startswith(("dagster/", "."))}
+    """The tags of a failed run that the run which recovers it has, too: the user's, not Dagster's own, nor that of a refusal."""
+    own = ("dagster/", ".", REFUSED)
+    return {name: value for name, value in given.items() if name in _USERS or not name.startswith(own)}

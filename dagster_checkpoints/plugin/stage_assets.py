@@ -23,8 +23,8 @@ from dagster_checkpoints.sinks import TwoPhaseCommitSink
 
 PIPELINE = "dagster_checkpoints/pipeline"
 REFUSED = "dagster_checkpoints/refused"
-"""Tag of a refused run, because another run owns the pipeline or another pipeline has its name: the name of the error. A refused
-run is not a run of the pipeline, although it has the pipeline's tag."""
+"""Tag of a refused run, because another run owns the pipeline, another pipeline has its name, or the run has not all stages that
+it needs: the name of the error. A refused run is not a run of the pipeline, although it has the pipeline's tag."""
 STAGE = "dagster_checkpoints/stage"
 INSTANCES = "dagster_checkpoints/instances"
 CHECKPOINTS_OF = "dagster_checkpoints/checkpoints_of"
@@ -48,12 +48,16 @@ class NotAPipelineAssetError(DagsterCheckpointsError):
     """A pipeline is run by an asset that `@pipeline_assets` did not make from this pipeline."""
 
 
+class NoStageSelectedError(DagsterCheckpointsError):
+    """A run has selected checks of a pipeline's stages, and none of the stages."""
+
+
 class PartitionedStageError(DagsterCheckpointsError):
     """The translator gives a stage's asset partitions."""
 
 
 class DuplicateAssetKeyError(DagsterCheckpointsError):
-    """Two stages of a pipeline have the same asset key."""
+    """Two stages of a pipeline have the same asset key, or one has that of the checkpoints or of a stage's instances."""
 
 
 def stage_specs(
@@ -77,13 +81,13 @@ def stage_specs(
 
     Raises:
         UnknownStageError: `deps` names a stage that the pipeline does not have.
-        DuplicateAssetKeyError: The translator gives two stages the same key.
+        DuplicateAssetKeyError: Two stages have the same key, or one has that of the checkpoints or of a stage's instances.
     """
     outside = {pipeline.stage(name).name: tuple(assets) for name, assets in (deps or {}).items()}
     translate = translator or DagsterStageTranslator()
     specs = {stage.name: _translated(translate, stage) for stage in pipeline.stages}
     keys = {name: spec.key.with_prefix(key_prefix) for name, spec in specs.items()}
-    _check_keys(keys, translate)
+    _check_keys(pipeline, keys, translate)
     made = []
     for stage in pipeline.stages:
         spec, bounded = specs[stage.name], "true" if pipeline.is_bounded(stage.name) else "false"
@@ -117,13 +121,16 @@ def _without_kinds(tags: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in tags.items() if not name.startswith("dagster/kind/")}
 
 
-def _check_keys(keys: Mapping[str, dg.AssetKey], translator: DagsterStageTranslator) -> None:
-    stages: dict[dg.AssetKey, str] = {}
-    for stage, key in keys.items():
-        if (other := stages.setdefault(key, stage)) != stage:
+def _check_keys(pipeline: Pipeline, keys: Mapping[str, dg.AssetKey], translator: DagsterStageTranslator) -> None:
+    """Refuse two stages with one key, and a stage with the key of an asset whose events a run reports beside the stages."""
+    parallel = [(instance_key(keys[s.name]), f"the instances of stage {s.name!r}") for s in pipeline.stages if s.parallelism > 1]
+    named = [(key, repr(stage)) for stage, key in keys.items()]
+    known: dict[dg.AssetKey, str] = {}
+    for key, what in [*named, *parallel, (checkpoints_key(pipeline.name), f"the checkpoints of pipeline {pipeline.name!r}")]:
+        if (other := known.setdefault(key, what)) != what:
             raise DuplicateAssetKeyError(
-                f"expected an asset key for each stage, found {key.to_user_string()!r} for both {other!r} and {stage!r}. Change "
-                f"get_asset_key of {type(translator).__name__}"
+                f"expected an asset key for each stage, found {key.to_user_string()!r} for both {other} and {what}. Change "
+                f"get_asset_key of {type(translator).__name__}, the stage's name or key_prefix"
             )
 
 
@@ -268,9 +275,17 @@ class StageAssets:
         """The assets of the asset function that runs.
 
         Raises:
+            NoStageSelectedError: The run has selected none of the stages, but checks of their commits.
             NotAPipelineAssetError: The function was not decorated with `@pipeline_assets` for this pipeline.
             DuplicatePipelineError: Another pipeline of the code location has the same name.
         """
+        checks = context.selected_asset_check_keys
+        if checks and not context.selected_asset_keys:
+            raise NoStageSelectedError(
+                f"expected that a run of pipeline {pipeline.name!r} materializes its stages, found that it has selected checks "
+                f"alone: {', '.join(sorted(key.to_user_string() for key in checks))}. The rows of a commit are checked while the "
+                "pipeline runs, before readers see them. Launch the job of the pipeline instead, unless it runs already"
+            )
         keys = stage_keys(context.assets_def, pipeline)
         chosen = context.selected_asset_keys
         selected = frozenset(stage for stage, key in keys.items() if key in chosen)

@@ -29,6 +29,7 @@ from dagster_checkpoints.control import (
     StageStatus,
     write_status,
 )
+from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN
 from dagster_checkpoints.plugin.run_events import RunReporter
 from dagster_checkpoints.state import (
     ChainMetadata,
@@ -40,7 +41,7 @@ from dagster_checkpoints.state import (
     TaskSnapshot,
     encode,
 )
-from dagster_checkpoints.storage import CheckpointStorage, JobState, LeaseRenewer, Owner, open_store
+from dagster_checkpoints.storage import CheckpointStorage, JobState, LeaseRenewer, Origin, Owner, open_store
 from tests.dagster.recorded_run import Recorder
 
 SPARK = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"}
@@ -135,14 +136,23 @@ class FakeOwner:
         answers: The answer to each kind of request; default: "done". None: no answer yet.
     """
 
-    def __init__(self, root: Path, pipeline: Pipeline, run_id: str, *, resume: bool = False, lease_seconds: float = 60.0) -> None:
+    def __init__(
+        self,
+        root: Path,
+        pipeline: Pipeline,
+        run_id: str,
+        *,
+        resume: bool = False,
+        lease_seconds: float = 60.0,
+        origin: Origin = UNKNOWN_ORIGIN,
+    ) -> None:
         self.pipeline = pipeline
         self.run_id = run_id
         self.folder = root.parent / "files-of-the-owner" / run_id
         self.taken = 0
         self.storage = CheckpointStorage(open_store(str(root)), pipeline.name)
         self.ownership = self.storage.acquire(Owner(run_id=run_id, host="a-machine", pid=1), lease_seconds)
-        self.job_id = self.ownership.begin_job(resume=resume)
+        self.job_id = self.ownership.begin_job(resume=resume, origin=origin)
         self.box = RequestBox(self.storage.store, self.storage.layout)
         self.requests: list[ControlRequest] = []
         self.answers: dict[str, Callable[[ControlRequest], Answer | None]] = {}

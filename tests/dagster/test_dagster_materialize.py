@@ -19,7 +19,7 @@ from dagster_checkpoints import (
     pipeline_assets,
 )
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
-from dagster_checkpoints.plugin.stage_assets import instance_assets
+from dagster_checkpoints.plugin.stage_assets import REFUSED, instance_assets
 from dagster_checkpoints.spark.job.events import JobEvent, JobRestarting
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -155,9 +155,13 @@ def test_an_unfinished_stage_must_be_selected(
     materialize: Callable[..., dg.ExecuteInProcessResult],
     failure_of: Callable[[dg.ExecuteInProcessResult], Any],
 ) -> None:
-    failure = failure_of(materialize(assets_of(numbers_pipeline), coordinator(), selection=["total"]))
+    """The run is not one of the pipeline, so that the recovery sensor does not repeat it in place of one that failed before."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = materialize(assets_of(numbers_pipeline), coordinator(), selection=["total"], instance=instance)
+        failure, run = failure_of(result), instance.get_run_by_id(result.run_id)
     assert "'numbers', 'doubled' were not selected" in failure.description
     assert failure.metadata["error"].value == "SelectionError"
+    assert run is not None and run.tags[REFUSED] == "SelectionError"
 
 
 def test_a_source_reads_the_metadata_of_the_asset_that_it_depends_on(

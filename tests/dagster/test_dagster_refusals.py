@@ -16,12 +16,13 @@ from dagster_aws.s3 import S3Resource
 from dagster_pyspark import LazyPySparkResource, PySparkResource
 from pydantic import ValidationError
 
-from dagster_checkpoints import CheckpointCoordinatorResource, Pipeline, SavepointConfig
+from dagster_checkpoints import CheckpointCoordinatorResource, ParquetSink, Pipeline, SavepointConfig, bounded_source
 from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.plugin import resource
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
 from dagster_checkpoints.plugin.savepoints import SavepointCheckConfig, SavepointRetention
 from dagster_checkpoints.plugin.settings import UnknownSettingError
+from dagster_checkpoints.plugin.stage_assets import REFUSED
 from dagster_checkpoints.spark.session.spark_session import SparkSettingError
 from dagster_checkpoints.storage import CheckpointStorage, LeaseRenewer, Owner, open_store
 from dagster_checkpoints.storage.root import NoStorageError
@@ -200,6 +201,50 @@ def test_a_pipeline_is_run_by_its_own_assets_only(
         yield from checkpoint_coordinator.run(numbers_pipeline, context=context)
 
     assert "@pipeline_assets" in failure_of(materialize(not_decorated, coordinator())).description
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_a_run_of_checks_alone_is_refused_and_is_no_run_of_the_pipeline(
+    tmp_path: Path, coordinator: Coordinator, assets_of: AssetsOf, materialize: Materialize, failure_of: FailureOf
+) -> None:
+    """The page of a check offers to execute it; the rows of a commit are checked by the run that commits them."""
+
+    def positive(rows: object) -> bool:
+        return True
+
+    @bounded_source(sink=ParquetSink(tmp_path / "sales"), checks=[positive])
+    def sales(context):  # type: ignore[no-untyped-def]
+        return context.spark.range(5)
+
+    check = dg.AssetCheckKey(dg.AssetKey("sales"), "positive")
+    with dg.DagsterInstance.ephemeral() as instance:
+        assets = assets_of(Pipeline("sales_only", [sales]))
+        result = materialize(assets, coordinator(), selection=dg.AssetSelection.checks(check), instance=instance)
+        failure, run = failure_of(result), instance.get_run_by_id(result.run_id)
+    assert "it has selected checks alone: sales:positive" in failure.description
+    assert failure.metadata["error"].value == "NoStageSelectedError"
+    assert run is not None and run.tags[REFUSED] == "NoStageSelectedError"
+
+
+@pytest.mark.usefixtures("no_spark")
+@pytest.mark.parametrize("selection", [["history", "copied", "live", "joined"], "*"], ids=["alone", "beside another step"])
+def test_a_pipeline_without_an_end_warns_of_other_steps_in_its_run(
+    coordinator: Coordinator, meeting_pipeline: Pipeline, assets_of: AssetsOf, selection: Any
+) -> None:
+    @dg.asset(deps=["joined"])
+    def report() -> None: ...
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = dg.materialize(
+            [assets_of(meeting_pipeline), report],
+            selection=selection,
+            resources={"checkpoint_coordinator": coordinator()},
+            instance=instance,
+            raise_on_error=False,
+        )
+        lines = [entry.user_message for entry in instance.all_logs(result.run_id)]
+    warned = [line for line in lines if "has no end of its own, and this run has other steps, too: report" in line]
+    assert len(warned) == (selection == "*")
 
 
 @pytest.mark.parametrize("value", ["lates", "", "chk", "-1", "4 2"])

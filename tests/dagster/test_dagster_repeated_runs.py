@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -21,6 +22,8 @@ from dagster_checkpoints import (
 )
 from dagster_checkpoints.execution.start_point import is_repeated_start
 from dagster_checkpoints.plugin import resource
+from dagster_checkpoints.plugin.run_lineage import earlier_runs
+from dagster_checkpoints.plugin.run_tags import RECOVERS
 from dagster_checkpoints.plugin.stage_assets import REFUSED
 from dagster_checkpoints.spark.errors import NothingToRestoreError
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted, SavepointDone
@@ -181,3 +184,15 @@ def test_a_start_is_repeated_if_an_earlier_run_of_the_retries_has_begun_it(
     if repeated:
         with pytest.raises(NothingToRestoreError, match="job 3 there, and that job is FINISHED"):
             is_repeated_start(restore_from, chain, state(begun_by, status="FINISHED", ended_by="drain"))
+
+
+def test_a_recovery_repeats_the_runs_that_it_recovers_in_its_turn(instance: dg.DagsterInstance) -> None:
+    """Whatever the sensor knew when it launched the run: the progress after a named checkpoint is not lost."""
+    from dagster._core.utils import make_new_run_id
+
+    first, second, deleted = (make_new_run_id() for _ in range(3))
+    for run_id, tags in ((first, {RECOVERS: deleted}), (second, {RECOVERS: first})):
+        instance.add_run(dg.DagsterRun(job_name="nightly", run_id=run_id, tags=tags))
+    third = dg.DagsterRun(job_name="nightly", run_id=make_new_run_id(), tags={RECOVERS: second})
+    context: Any = SimpleNamespace(run=third, instance=instance, retry_number=0)
+    assert earlier_runs(context) == {second, first, deleted}

@@ -170,12 +170,17 @@ def test_the_sensor_checks_savepoints_that_the_asset_has_not_taken(
     recorded_by_a_run(running.take_savepoint(1, "earlier"), of_the_pipeline)
     first = running.take_savepoint(2, "by-hand")
     recorded_by_a_run(first, of_the_pipeline)
-    (request,) = tick()  # at its first tick, the newest one
+    earlier, request = tick()
+    assert earlier.run_key != request.run_key
     recorded_by_a_run(running.take_savepoint(3, "by-the-asset"), {})  # its check has run with it
     second = running.take_savepoint(4, "of-the-drain")
     recorded_by_a_run(second, of_the_pipeline)
     (another,) = tick()
     assert tick() == [] and request.run_key != another.run_key
+    recorded_by_a_run(running.take_savepoint(5, "beside"), {PIPELINE: "another_pipeline_of_the_run"})
+    (newest,) = tick()
+    cursor = None
+    assert [request.run_key for request in tick()] == [newest.run_key], "at its first tick, the newest one"
 
     job = defs.resolve_job_def("meeting_savepoint_check_job")
     for asked, taken in ((request, first), (another, second)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,12 +53,13 @@ def running(owner: Owner, meeting_pipeline: Pipeline) -> Any:
 def take(savepoints: dg.AssetsDefinition, instance: dg.DagsterInstance, coordinator: Callable[..., Any]) -> Take:
     """Materializes a partition, as the dialog does: it adds the partition first."""
 
-    def materialize(partition: str | None, **config: Any) -> dg.ExecuteInProcessResult:
+    def materialize(partition: str | None, tags: Mapping[str, str] | None = None, **config: Any) -> dg.ExecuteInProcessResult:
         if partition is not None:
             instance.add_dynamic_partitions(PARTITIONS, [partition])
         return dg.materialize(
             [savepoints],
             partition_key=partition,
+            tags=tags,
             instance=instance,
             resources={"checkpoint_coordinator": coordinator()},
             run_config={"ops": {OP: {"config": config}}} if config else None,
@@ -103,6 +104,16 @@ def test_materializing_takes_a_savepoint_and_shows_what_it_holds(running: Any, t
     assert rows["joined"]["bytes"] == 0
     assert rows["copied"]["offsets"] == "in the query of history"
     assert f"restore_from: {stored.location}" in shown["run_config"]
+
+
+def test_a_run_of_several_partitions_is_refused(running: Any, take: Take, instance: dg.DagsterInstance) -> None:
+    """Dagster's dialog offers one run for a range of partitions."""
+    instance.add_dynamic_partitions(PARTITIONS, ["first", "second"])
+    result = take(None, tags={"dagster/asset_partition_range_start": "first", "dagster/asset_partition_range_end": "second"})
+    assert not result.success and running.requests == []
+    data = result.failure_data_for_node(OP)
+    assert data is not None and data.user_failure_data is not None
+    assert "those from 'first' to 'second': a partition is one savepoint" in str(data.user_failure_data.description)
 
 
 @pytest.mark.parametrize(("stop", "drain"), [("suspend", False), ("drain", True)])

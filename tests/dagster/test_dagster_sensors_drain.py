@@ -219,6 +219,30 @@ def test_materialized_assets_count_since_the_job_began(ticking: Any, owner: Owne
     assert later.serve() == []
 
 
+@pytest.mark.parametrize("reported", [True, False], ids=["reported", "its run died before"])
+def test_a_stage_that_had_finished_before_counts_only_at_its_first_report(
+    ticking: Any, owner: Owner, meeting_pipeline: Pipeline, reported: bool
+) -> None:
+    """A run that continues the other pipeline's job materializes its finished stages again, whenever that is."""
+    ticks = ticking(assets_materialized("a"))
+
+    def report(job: int, **metadata: Any) -> None:
+        live = {LIVE: "true"} if metadata.pop("live", False) else None
+        ticks.instance.report_runless_asset_event(dg.AssetMaterialization("a", metadata={"job": job, **metadata}, tags=live))
+
+    report(1)
+    report(2, live=True)
+    if reported:
+        report(2)
+    owner(meeting_pipeline)
+    report(2, finished_before_this_run=True)
+    report(2, finished_before_this_run=True)
+    assert ("not materialized since" in ticks()) is reported
+    if reported:
+        report(3, finished_before_this_run=True)
+        assert "Asked" in ticks()
+
+
 def test_a_marker_counts_if_it_is_newer_than_the_job(
     ticking: Any, owner: Owner, meeting_pipeline: Pipeline, tmp_path: Path
 ) -> None:

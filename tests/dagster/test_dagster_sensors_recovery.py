@@ -12,10 +12,11 @@ import dagster as dg
 import pytest
 from dagster._core.events import DagsterEvent, DagsterEventType
 from dagster._core.execution.plan.objects import StepFailureData
+from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
 from dagster_checkpoints import Pipeline
+from dagster_checkpoints.plugin.run_tags import ATTEMPT, RECOVERS
 from dagster_checkpoints.plugin.sensors import pipeline_sensor
-from dagster_checkpoints.plugin.sensors.recovery import ATTEMPT, RECOVERS
 from dagster_checkpoints.plugin.stage_assets import PIPELINE, REFUSED, NotAPipelineAssetError
 from dagster_checkpoints.sensors import Backoff, build_recovery_sensor
 
@@ -60,6 +61,9 @@ def new_run(
     tags: Mapping[str, str] | None = None,
     seconds: float = 5.0,
     selection: list[str] | None = None,
+    steps: list[str] | None = None,
+    parent: str | None = None,
+    location: str = "",
 ) -> str:
     """A run in Dagster's storage that has just ended, after this number of seconds."""
     from dagster._core.utils import make_new_run_id
@@ -71,6 +75,10 @@ def new_run(
         tags=dict(tags or {}),
         status=dg.DagsterRunStatus.NOT_STARTED,
         asset_selection=frozenset(dg.AssetKey(name) for name in selection) if selection else None,
+        step_keys_to_execute=steps,
+        parent_run_id=parent,
+        root_run_id=parent,
+        remote_job_origin=job_in(location, job_name) if location else None,
     )
     instance.add_run(run)
     ended = {dg.DagsterRunStatus.FAILURE: DagsterEventType.RUN_FAILURE, dg.DagsterRunStatus.SUCCESS: DagsterEventType.RUN_SUCCESS}
@@ -85,6 +93,10 @@ def new_run(
     found = instance.get_run_by_id(run.run_id)
     assert found is not None and found.status is status
     return run.run_id
+
+
+def job_in(location: str, job_name: str) -> RemoteJobOrigin:
+    return RemoteJobOrigin(RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(location), "__repository__"), job_name)
 
 
 def restore_from(request: dg.RunRequest) -> str | None:
@@ -132,7 +144,8 @@ def test_a_run_of_the_buttons_is_known_by_its_tag(
     sensor = make()
     (request,) = tick(sensor, instance).run_requests
     assert request.job_name == "meeting_recovery_job"
-    assert request.asset_selection == [dg.AssetKey("joined"), dg.AssetKey("live")]
+    stages = ["copied", "history", "joined", "live"]  # the code may have got more of them since the run was launched
+    assert request.asset_selection == [dg.AssetKey(stage) for stage in stages]
     assert request.run_config == {"ops": {OP: {"config": {"restore_from": "none"}}}}
     assert request.run_key == failed
 
@@ -172,6 +185,116 @@ def test_a_long_run_resets_the_number_of_attempts(make: Make, tick: Tick, instan
     assert "Given up" in tick(make(limit=2), instance).skip_message
     (request,) = tick(make(limit=2, reset_after=60.0), instance).run_requests
     assert request.tags[ATTEMPT] == "1"
+
+
+def test_a_person_who_launches_the_last_attempt_again_gets_all_attempts(
+    make: Make, tick: Tick, instance: dg.DagsterInstance
+) -> None:
+    """Dagster copies the tags of a run to its re-executions and to its own retries; only the latter have a number."""
+    last = new_run(instance, tags={ATTEMPT: "2", RECOVERS: "the first"})
+    sensor = make(limit=2)
+    assert "Given up" in tick(sensor, instance).skip_message
+    new_run(instance, tags={ATTEMPT: "2", RECOVERS: "the first", "dagster/retry_number": "1"}, parent=last)
+    assert "Given up" in tick(sensor, instance).skip_message
+    new_run(instance, tags={ATTEMPT: "2", RECOVERS: "the first"}, parent=last)
+    (request,) = tick(sensor, instance).run_requests
+    assert request.tags[ATTEMPT] == "1"
+
+
+def test_the_copied_tag_of_a_refused_run_says_nothing_of_its_re_execution(
+    make: Make, tick: Tick, instance: dg.DagsterInstance
+) -> None:
+    failed = new_run(instance, tags={PIPELINE: "meeting"})
+    tags = {PIPELINE: "meeting", REFUSED: "PipelineOwned"}
+    refused = new_run(instance, tags=tags)
+    assert [request.run_key for request in tick(make(), instance).run_requests] == [failed]
+    again = new_run(instance, dg.DagsterRunStatus.STARTED, tags=tags, parent=refused)
+    assert f"The newest run, {again}, is STARTED" in tick(make(), instance).skip_message
+    recovery = new_run(instance, tags={**tags, RECOVERS: failed, ATTEMPT: "1"})
+    (request,) = tick(make(), instance).run_requests
+    assert request.run_key == recovery and REFUSED not in request.tags
+
+
+@pytest.mark.parametrize(
+    ("left_out", "included"),
+    [
+        ({"steps": ["downstream"]}, {"steps": ["downstream", OP]}),
+        ({"selection": ["downstream"]}, {"selection": ["downstream", "live"]}),
+    ],
+    ids=["re-executed from a failure", "a selection"],
+)
+def test_a_run_of_the_job_that_leaves_the_pipeline_out_is_not_restarted(
+    make: Make,
+    tick: Tick,
+    instance: dg.DagsterInstance,
+    owner: Owner,
+    meeting_pipeline: Pipeline,
+    left_out: dict[str, Any],
+    included: dict[str, Any],
+) -> None:
+    """The job has other assets, too: one of them fails again after the pipeline has finished."""
+    done = new_run(instance, dg.DagsterRunStatus.SUCCESS, tags={PIPELINE: "meeting"})
+    owner(meeting_pipeline, done).end("FINISHED", ended_by="end_of_data")
+    new_run(instance, tags={PIPELINE: "meeting"}, parent=done, **left_out)
+    assert f"The newest run, {done}, is SUCCESS" in tick(make(), instance).skip_message
+    failed = new_run(instance, tags={PIPELINE: "meeting"}, parent=done, **included)
+    assert [request.run_key for request in tick(make(), instance).run_requests] == [failed]
+
+
+@pytest.mark.parametrize("status", [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTED])
+@pytest.mark.parametrize("ours", [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE])
+def test_runs_of_another_code_location_are_those_of_another_pipeline(
+    make: Make,
+    coordinator: Callable[..., Any],
+    instance: dg.DagsterInstance,
+    owner: Owner,
+    meeting_pipeline: Pipeline,
+    ours: dg.DagsterRunStatus,
+    status: dg.DagsterRunStatus,
+) -> None:
+    """Staging and production in one Dagster instance, with storages of their own: the names are the same."""
+    sensor, tags = make(), {PIPELINE: "meeting"}
+
+    def tick_in(location: str) -> Any:
+        resources = {"checkpoint_coordinator": coordinator()}
+        with dg.build_sensor_context(instance=instance, resources=resources) as context:
+            context._code_location_origin = RegisteredCodeLocationOrigin(location)
+            return sensor.evaluate_tick(context)
+
+    here = new_run(instance, ours, tags=tags, location="production")
+    owner(meeting_pipeline, here).end("FAILED" if ours is dg.DagsterRunStatus.FAILURE else "FINISHED", ended_by="suspend")
+    new_run(instance, status, tags=tags, location="staging")
+    result = tick_in("production")
+    if ours is dg.DagsterRunStatus.FAILURE:
+        assert [request.run_key for request in result.run_requests] == [here]
+    else:
+        assert f"The newest run, {here}, is SUCCESS" in result.skip_message
+    here = new_run(instance, tags=tags, location="production")  # it failed before it owned the pipeline
+    assert [request.run_key for request in tick_in("production").run_requests] == [here]
+
+
+@pytest.mark.parametrize(
+    ("ended", "by", "restarts"),
+    [("FINISHED", "suspend", False), ("FINISHED", "drain", False), ("CANCELED", "", False), ("FAILED", "", True)],
+)
+def test_the_end_of_a_run_that_was_deleted_counts(
+    make: Make,
+    tick: Tick,
+    instance: dg.DagsterInstance,
+    owner: Owner,
+    meeting_pipeline: Pipeline,
+    ended: Any,
+    by: Any,
+    restarts: bool,
+) -> None:
+    """Old runs are deleted by their age: the newest that is left has failed, and another one has followed it."""
+    failed = new_run(instance)
+    deleted = new_run(instance, dg.DagsterRunStatus.SUCCESS)
+    owner(meeting_pipeline, deleted).end(ended, ended_by=by)
+    instance.delete_run(deleted)
+    result = tick(make(), instance)
+    assert [request.run_key for request in result.run_requests or ()] == ([failed] if restarts else [])
+    assert restarts or f"Run {deleted} has run the pipeline last, and is not in Dagster any more" in result.skip_message
 
 
 def test_back_off_grows_up_to_its_longest() -> None:
@@ -343,6 +466,26 @@ def test_a_run_that_dagster_takes_for_alive_and_that_has_died_is_marked_as_faile
     assert status() is dg.DagsterRunStatus.FAILURE
     (request,) = tick(sensor, instance, result.cursor).run_requests
     assert request.run_key == started
+
+
+def test_a_run_on_a_machine_that_slept_is_not_marked_as_failed(
+    make: Make,
+    tick: Tick,
+    instance: dg.DagsterInstance,
+    owner: Owner,
+    meeting_pipeline: Pipeline,
+    later: Callable[[float], None],
+) -> None:
+    """The machine of the run and of Dagster's daemon was suspended: the lease was not renewed, and no tick looked at it."""
+    started = new_run(instance, dg.DagsterRunStatus.STARTED)
+    owner(meeting_pipeline, started, lease_seconds=60.0)
+    sensor, cursor = make(dead_after=100.0), None
+    for seconds, status in ((0.0, "STARTED"), (8000.0, "STARTED"), (8090.0, "STARTED"), (8101.0, "FAILURE")):
+        later(seconds)
+        result = tick(sensor, instance, cursor)
+        cursor = result.cursor
+        run = instance.get_run_by_id(started)
+        assert run is not None and run.status.value == status, f"{seconds} s"
 
 
 @pytest.mark.parametrize(

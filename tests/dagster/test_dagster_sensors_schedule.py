@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -19,8 +20,9 @@ from dagster_checkpoints import (
     pipeline_assets,
     savepoint_asset,
 )
-from dagster_checkpoints.plugin.stage_assets import NotAPipelineAssetError
-from dagster_checkpoints.storage import CheckpointStorage, StorageUnavailable
+from dagster_checkpoints.plugin.sensors import run_schedule
+from dagster_checkpoints.plugin.stage_assets import PIPELINE, NotAPipelineAssetError
+from dagster_checkpoints.storage import CheckpointStorage, Origin, StorageUnavailable
 
 AT = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
 KEY = "periodic-20260504T030201Z"
@@ -170,10 +172,17 @@ def test_a_burst_schedule_refuses_assets_that_cannot_be_run_in_bursts(meeting_pi
         build_burst_schedule(pipeline=meeting_pipeline, assets=mine, job=job, cron_schedule="0 * * * *")
 
 
-def created(instance: dg.DagsterInstance, run_id: str, status: dg.DagsterRunStatus, job: str = "meetings") -> None:
-    location = RegisteredCodeLocationOrigin("the location")
-    origin = RemoteJobOrigin(RemoteRepositoryOrigin(location, "__repository__"), job)  # Dagster asks for it in a queued run
-    instance.add_run(dg.DagsterRun(job_name=job, run_id=run_id, status=status, remote_job_origin=origin))
+def created(
+    instance: dg.DagsterInstance,
+    run_id: str,
+    status: dg.DagsterRunStatus,
+    job: str = "meetings",
+    location: str = "the location",
+    tags: Mapping[str, str] | None = None,
+) -> None:
+    repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(location), "__repository__")
+    origin = RemoteJobOrigin(repository, job)  # Dagster asks for it in a queued run
+    instance.add_run(dg.DagsterRun(job_name=job, run_id=run_id, status=status, remote_job_origin=origin, tags=dict(tags or {})))
 
 
 def test_a_run_is_started_where_none_is_alive(
@@ -184,6 +193,31 @@ def test_a_run_is_started_where_none_is_alive(
     assert run_tick(instance).skip_message == "Run run-1 runs the pipeline."
     created(instance, "run-1", dg.DagsterRunStatus.FAILURE, job="another")
     assert len(run_tick(instance).run_requests) == 1, "its process was killed: the lease is still there"
+
+
+def test_a_lease_of_a_run_that_dagster_does_not_know_counts_until_it_ends(
+    instance: dg.DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+    run_tick: Callable[..., Any],
+    owner: Callable[..., Any],
+    meeting_pipeline: Pipeline,
+) -> None:
+    """The run was killed, and deleted in Dagster: its lease stays in storage."""
+    owner(meeting_pipeline, lease_seconds=60.0)
+    assert run_tick(instance).skip_message == "Run run-1 runs the pipeline."
+    after = datetime.now(UTC) + timedelta(seconds=61)
+    monkeypatch.setattr(run_schedule, "datetime", SimpleNamespace(now=lambda zone: after.astimezone(zone)))
+    assert len(run_tick(instance).run_requests) == 1
+
+
+def test_the_run_of_a_recovery_that_waits_is_alive_and_that_of_another_code_location_is_not(
+    instance: dg.DagsterInstance, run_tick: Callable[..., Any], owner: Callable[..., Any], meeting_pipeline: Pipeline
+) -> None:
+    owner(meeting_pipeline, origin=Origin(code_location="the location")).end("FAILED")
+    created(instance, "elsewhere", dg.DagsterRunStatus.STARTED, location="staging", tags={PIPELINE: "meeting"})
+    assert len(run_tick(instance).run_requests) == 1
+    created(instance, "recovery", dg.DagsterRunStatus.QUEUED, "meeting_recovery_job", tags={PIPELINE: "meeting"})
+    assert run_tick(instance).skip_message == "Run recovery of meeting_recovery_job is QUEUED."
 
 
 @pytest.mark.parametrize(

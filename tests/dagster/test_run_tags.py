@@ -11,6 +11,7 @@ from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 
 from dagster_checkpoints import CheckpointCoordinatorResource, ParquetSink, Pipeline, build_pipeline_defs, stage, unbounded_source
 from dagster_checkpoints.plugin.run_tags import repeated_tags, time_limit_tags
+from dagster_checkpoints.plugin.stage_assets import REFUSED
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_a_run_that_does_not_end_by_itself_has_no_limit_but_the_users(
 def test_a_recovery_repeats_the_users_tags() -> None:
     users = {"team": "sales", "dagster/max_runtime": "60", "dagster/priority": "3", "dagster_checkpoints/pipeline": "live"}
     dagsters = {"dagster/run_key": "x", "dagster/sensor_name": "s", ".dagster/repository": "r", "dagster/root_run_id": "1"}
-    assert repeated_tags({**users, **dagsters}) == users
+    assert repeated_tags({**users, **dagsters, REFUSED: "PipelineOwned"}) == users
 
 
 def test_dagsters_monitor_leaves_a_live_run_alone(

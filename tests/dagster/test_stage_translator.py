@@ -13,7 +13,7 @@ from uuid import uuid4
 import dagster as dg
 import pytest
 
-from dagster_checkpoints import DagsterStageTranslator, ParquetSink, Pipeline, Stage
+from dagster_checkpoints import DagsterStageTranslator, ParquetSink, Pipeline, Stage, bounded_source
 from dagster_checkpoints import stage as pipeline_stage
 from dagster_checkpoints.plugin.code_version import code_version
 from dagster_checkpoints.plugin.stage_assets import DuplicateAssetKeyError, PartitionedStageError, stage_keys
@@ -105,6 +105,21 @@ def test_two_stages_with_one_key_are_refused(numbers_pipeline: Pipeline, assets_
 
     with pytest.raises(DuplicateAssetKeyError, match=r"'one' for both 'numbers' and 'doubled'\. Change get_asset_key of One"):
         assets_of(numbers_pipeline, translator=One())
+
+
+def test_a_stage_must_not_have_the_key_of_the_events_beside_it(assets_of: Callable[..., dg.AssetsDefinition]) -> None:
+    def numbers(context):  # type: ignore[no-untyped-def]
+        return context.spark.range(5)
+
+    parallel = bounded_source(instances=["left", "right"], sink=ParquetSink("/nowhere/one"))(numbers)
+    other = bounded_source(name="numbers_instances", sink=ParquetSink("/nowhere/two"))(numbers)
+    found = r"'numbers_instances' for both 'numbers_instances' and the instances of stage 'numbers'"
+    with pytest.raises(DuplicateAssetKeyError, match=found):
+        assets_of(Pipeline("p", [parallel, other]))
+    both = Pipeline("numbers", [parallel])  # a pipeline and a stage of one name
+    assert assets_of(both)
+    with pytest.raises(DuplicateAssetKeyError, match="'checkpoints/numbers' for both 'numbers' and the checkpoints of pipeline"):
+        assets_of(both, key_prefix="checkpoints")
 
 
 def test_without_a_translator_a_stage_has_a_code_version_and_nothing_else(

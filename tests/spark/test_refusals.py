@@ -66,6 +66,7 @@ START = {
     "ConditionalWritesUnsupported": "storage is not used by check",
     "CorruptPipelineState": "storage is not used by check; verify and show read it",
     "NoInputAssetError": "only a run has the materializations of Dagster's instance",
+    "NoStageSelectedError": "the run selects its stages",
     "NoStorageError": "the environment of a run names the storage, and that of check may not",
     "NothingToRestoreError": "the run configuration names the checkpoint",
     "PipelineNameTaken": "storage says which pipeline uses the name",
@@ -93,7 +94,8 @@ TimeLimitExceeded TimerRowsDroppedError UnknownRowsError
 """
 REQUEST = """
 CodeNotImported CorrectionError CorruptAnswer CorruptHistory CorruptRequest CorruptStatus CorruptTrace ExportRefused ImportRefused
-InvalidRequest NoRunningPipeline NothingThere RequestConflict RequestFailed RequestTimedOut SavepointTakenError StillNeeded
+InvalidRequest NoRunningPipeline NothingThere RequestConflict RequestFailed RequestTimedOut SavepointTakenError
+SeveralSavepointsError StillNeeded
 TraceDiffers UnknownRequest UsageProblem
 """
 BASE = """

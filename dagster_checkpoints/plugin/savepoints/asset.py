@@ -43,6 +43,10 @@ class SavepointTakenError(DagsterCheckpointsError):
     """The name of the requested savepoint belongs to another savepoint."""
 
 
+class SeveralSavepointsError(DagsterCheckpointsError):
+    """One run is to take the savepoints of several partitions."""
+
+
 class Stop(enum.Enum):
     """Whether the pipeline stops with the savepoint, and how."""
 
@@ -131,6 +135,12 @@ def savepoint_asset(
         chosen_key = context.partition_key if context.has_partition_key else None
         coordinator: CheckpointCoordinatorResource = getattr(context.resources, resource_key)
         try:
+            if chosen_key is None and context.has_partition_key_range:
+                raise SeveralSavepointsError(
+                    f"expected one partition of {asset.key.to_user_string()} in a run, found those from "
+                    f"{context.partition_key_range.start!r} to {context.partition_key_range.end!r}: a partition is one "
+                    "savepoint. Materialize them with one run for each"
+                )
             if chosen_key is not None:
                 _refuse_to_replace(context, asset, chosen_key)
             control = coordinator.control(pipeline, instance=context.instance, asked_by=f"run {context.run.run_id}")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
@@ -15,7 +15,7 @@ import dagster as dg
 from dagster_checkpoints.control import StageStatus
 from dagster_checkpoints.pipeline import Pipeline, StageKind, StageRows
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import RunningPipeline
-from dagster_checkpoints.plugin.stage_assets import reports_end
+from dagster_checkpoints.plugin.stage_assets import FINISHED_BEFORE, reports_end
 from dagster_checkpoints.storage import ObjectInfo
 
 Argument = TypeVar("Argument")
@@ -101,7 +101,8 @@ def assets_materialized(*assets: dg.AssetKey | str | Sequence[str]) -> DrainCond
     """All these assets have been materialized since the pipeline's job began.
 
     The job's beginning counts, not the run's: a run after a crash or a suspend continues the same job. If an asset is a stage of
-    another pipeline, the end of the stage counts, not the commits of its sink while it runs.
+    another pipeline, the end of the stage counts, not the commits of its sink while it runs, nor that a later run of the same
+    job materializes it again.
 
     Args:
         assets: The keys of the assets.
@@ -199,16 +200,37 @@ class _AnyOf(DrainCondition):
 
 
 def _materialized_since(instance: dg.DagsterInstance, asset: dg.AssetKey, since: datetime) -> bool:
-    """Whether an asset has been materialized since a moment; the commits of a running stage do not count."""
-    wanted = dg.AssetRecordsFilter(asset_key=asset, after_timestamp=since.timestamp())
+    """Whether an asset has been materialized since a moment; the commits of a running stage do not count.
+
+    A run that continues a job materializes again the stages that had finished before it. That counts only where it is the first
+    report of their end: the run in which they finished may have died before it could report it.
+    """
+    moment = since.timestamp()
+    repeated: set[object] = set()
+    for end in _ends(instance, dg.AssetRecordsFilter(asset_key=asset, after_timestamp=moment)):
+        if FINISHED_BEFORE not in end.metadata:
+            return True
+        repeated.add(_job_of(end))
+    before = next(_ends(instance, dg.AssetRecordsFilter(asset_key=asset, before_timestamp=moment)), None) if repeated else None
+    return bool(repeated - ({_job_of(before)} if before is not None else set()))
+
+
+def _ends(instance: dg.DagsterInstance, wanted: dg.AssetRecordsFilter) -> Iterator[dg.AssetMaterialization]:
+    """The materializations that report that an asset is complete, newest first."""
     cursor: str | None = None
     while True:
         page = instance.fetch_materializations(wanted, limit=_AT_ONCE, cursor=cursor)
-        if any(record.asset_materialization is not None and reports_end(record.asset_materialization) for record in page.records):
-            return True
+        for record in page.records:
+            if record.asset_materialization is not None and reports_end(record.asset_materialization):
+                yield record.asset_materialization
         if not page.has_more:
-            return False
+            return
         cursor = page.cursor
+
+
+def _job_of(end: dg.AssetMaterialization) -> object:
+    job = end.metadata.get("job")
+    return job.value if job is not None else None
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class TimedControl:
         """The run that owns the pipeline, or the end of the latest run."""
         state = self.do(PipelineControl.state)
         if state is None or state.lease is None:
-            return NotRunning(f"The pipeline is not running. {describe_end(state)}")
+            return NotRunning(f"The pipeline is not running. {describe_end(state)}", state)
         try:
             status = self.do(PipelineControl.status)
         except CorruptStatus:  # the status is for display; the owner writes it again
@@ -93,9 +93,11 @@ class NotRunning:
 
     Attributes:
         text: description of the latest run's end.
+        state: The pipeline's state; None if it has never run.
     """
 
     text: str
+    state: PipelineState | None
 
 
 @dataclass(frozen=True)

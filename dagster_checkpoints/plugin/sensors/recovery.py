@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,19 +14,17 @@ from dagster_checkpoints.control import PipelineControl, PipelineStatus
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.pipeline.number_values import is_count, is_number
-from dagster_checkpoints.plugin.run_tags import repeated_tags
+from dagster_checkpoints.plugin.run_tags import ATTEMPT, RECOVERS, repeated_tags
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor, write_cursor
+from dagster_checkpoints.plugin.sensors.pipeline_runs import location_of, runs_of, was_refused
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import SensorTick, pipeline_sensor, skip
 from dagster_checkpoints.plugin.sensors.run_retries import pending_retry
-from dagster_checkpoints.plugin.stage_assets import PIPELINE, REFUSED, run_selection, stage_keys
+from dagster_checkpoints.plugin.stage_assets import PIPELINE, run_selection, stage_keys
 from dagster_checkpoints.storage import CorruptStatus, PipelineState
 
-RECOVERS = "dagster_checkpoints/recovers"
-"""Tag of a run: the failed run that it recovers."""
-ATTEMPT = "dagster_checkpoints/recovery_attempt"
-"""Tag of a run: attempt number, from 1, among consecutive attempts."""
-_NEWEST = 50
+_RETRY_NUMBER = "dagster/retry_number"
+_LONGEST_PAUSE = 300.0
 
 
 @dataclass(frozen=True)
@@ -69,11 +67,13 @@ class _RecoveryCursor(Cursor, frozen=True, kw_only=True, omit_defaults=True):
     run: id of the failed run whose process may still be alive.
     token: the token of the lease at the last tick.
     since: the time since which the token is the same, seconds since 1970, by the sensors' clock.
+    looked: the time of the last tick, by the same clock.
     """
 
     run: str = ""
     token: str = ""
     since: float = 0.0
+    looked: float = 0.0
 
 
 def build_recovery_sensor(
@@ -143,16 +143,19 @@ def build_recovery_sensor(
     )
     job_names = [job.name for job in jobs]
     op_name = assets.node_def.name
+    longest_pause = max(_LONGEST_PAUSE, dead_after or 0.0, 2.0 * minimum_interval_seconds)
 
     def evaluate(tick: SensorTick) -> dg.SensorResult:
         state = tick.control.do(PipelineControl.state)
         status = _status(tick)
         owner = _run_record(tick.dagster.instance, _last_owner(state, status))
-        record = _newest_run(tick.dagster.instance, pipeline, [*job_names, own_job.name], owner)
+        runs = runs_of(tick.dagster.instance, pipeline, [*job_names, own_job.name], location_of(tick.dagster))
+        record = _newest_run([run for run in runs if _executes(run.dagster_run, op_name, keys)], owner)
         if record is None:
             return skip("The pipeline has never been run.", _RecoveryCursor())
         run = record.dagster_run
-        before, now = read_cursor(tick.dagster.cursor, _RecoveryCursor), tick.now.timestamp()
+        now = tick.now.timestamp()
+        before = _unless_paused(read_cursor(tick.dagster.cursor, _RecoveryCursor), now, longest_pause)
         if run.status is dg.DagsterRunStatus.STARTED and dead_after is not None:
             silence = _silence(tick.dagster.instance, run, op_name, state)
             if silence:
@@ -164,7 +167,7 @@ def build_recovery_sensor(
         attempts = _attempts(record, reset_after)
         if attempts >= limit:
             return skip(f"Run {run.run_id} failed. Given up after {attempts} attempts to recover.", _RecoveryCursor())
-        why_not, after = _obstacle(run.run_id, state, status, before, now)
+        why_not, after = _obstacle(run.run_id, owner, state, status, before, now)
         if why_not:
             return skip(f"Run {run.run_id} failed. {why_not}", after)
         failed_at = datetime.fromtimestamp(_ended_at(record), UTC)
@@ -189,7 +192,8 @@ def build_recovery_sensor(
             run_key=run.run_id,
             job_name=run.job_name if by_its_job else own_job.name,
             run_config=config,
-            asset_selection=sorted((run.asset_selection or frozenset()) & keys) or None,
+            # All stages, also those that the code has had only since: finished ones do not run again.
+            asset_selection=sorted(keys) if run.asset_selection else None,
             tags={**repeated_tags(run.tags), PIPELINE: pipeline.name, RECOVERS: run.run_id, ATTEMPT: str(attempt)},
         )
 
@@ -228,14 +232,17 @@ def _run_record(instance: dg.DagsterInstance, run_id: str) -> dg.RunRecord | Non
     return instance.get_run_record_by_id(run_id) if run_id else None
 
 
-def _newest_run(
-    instance: dg.DagsterInstance, pipeline: Pipeline, job_names: Sequence[str], owner: dg.RunRecord | None
-) -> dg.RunRecord | None:
+def _executes(run: dg.DagsterRun, op: str, keys: Set[dg.AssetKey]) -> bool:
+    """Whether a run executes the pipeline: a selection in its job, or a re-execution from a failure, may leave it out."""
+    steps = run.step_keys_to_execute
+    if steps is not None and not any(step.rpartition(".")[2] == op for step in steps):
+        return False
+    return not run.asset_selection or not keys.isdisjoint(run.asset_selection)
+
+
+def _newest_run(runs: Sequence[dg.RunRecord], owner: dg.RunRecord | None) -> dg.RunRecord | None:
     """The pipeline's newest run among those that were not refused, and did not end while the owner's run continued."""
-    filters = [dg.RunsFilter(tags={PIPELINE: pipeline.name}), *(dg.RunsFilter(job_name=name) for name in job_names)]
-    records = {record.storage_id: record for wanted in filters for record in instance.get_run_records(wanted, limit=_NEWEST)}
-    if owner is not None:
-        records[owner.storage_id] = owner
+    records = {record.storage_id: record for record in (*runs, *([owner] if owner is not None else []))}
     newest_first = [records[storage_id] for storage_id in sorted(records, reverse=True)]
     return next((record for record in newest_first if _is_of_the_pipeline(record, owner)), None)
 
@@ -244,7 +251,7 @@ def _is_of_the_pipeline(record: dg.RunRecord, owner: dg.RunRecord | None) -> boo
     run = record.dagster_run
     if owner is not None and run.run_id == owner.dagster_run.run_id:
         return True
-    if REFUSED in run.tags and RECOVERS not in run.tags:  # a refused recovery counts as an attempt
+    if was_refused(run) and RECOVERS not in run.tags:  # a refused recovery counts as an attempt
         return False
     if owner is None or record.storage_id < owner.storage_id or not run.is_finished:
         return True
@@ -259,7 +266,10 @@ def _attempts(record: dg.RunRecord, reset_after: float) -> int:
     """The number of consecutive attempts that have failed, this run included if it was an attempt."""
     if record.start_time is not None and record.end_time is not None and record.end_time - record.start_time >= reset_after:
         return 0
-    tag = record.dagster_run.tags.get(ATTEMPT, "")
+    run = record.dagster_run
+    if run.parent_run_id is not None and _RETRY_NUMBER not in run.tags:
+        return 0  # a person has launched it again, with a copy of its tags
+    tag = run.tags.get(ATTEMPT, "")
     return int(tag) if tag.isdecimal() else 0
 
 
@@ -270,14 +280,30 @@ def _status(tick: SensorTick) -> PipelineStatus | None:
         return None
 
 
+def _unless_paused(before: _RecoveryCursor, now: float, longest: float) -> _RecoveryCursor:
+    """The memory of the last tick; an empty one after a pause, in which the run's machine may have slept, too."""
+    return before if 0.0 <= now - before.looked <= longest else _RecoveryCursor()
+
+
 def _obstacle(
-    run_id: str, state: PipelineState | None, status: PipelineStatus | None, before: _RecoveryCursor, now: float
+    run_id: str,
+    owner: dg.RunRecord | None,
+    state: PipelineState | None,
+    status: PipelineStatus | None,
+    before: _RecoveryCursor,
+    now: float,
 ) -> tuple[str, _RecoveryCursor]:
     """The reason why the run cannot be restarted now; "" if there is none."""
     if state is None:
         return "", _RecoveryCursor()
     if state.lease is None:
-        return (_why_not_continued(state) if _last_owner(state, status) == run_id else ""), _RecoveryCursor()
+        last = _last_owner(state, status)
+        if last == run_id:
+            return _why_not_continued(state), _RecoveryCursor()
+        if last and owner is None and (why_not := _why_not_continued(state) or _canceled(state)):
+            unknown = f"Run {last} has run the pipeline last, and is not in Dagster any more, or in another Dagster instance."
+            return f"{unknown} {why_not} Launch the pipeline if it should run.", _RecoveryCursor()
+        return "", _RecoveryCursor()
     owner = state.lease.owner.run_id
     # Its process may still be alive. A dead process does not renew its lease.
     after = _watched(run_id, state, before, now)
@@ -308,7 +334,8 @@ def _has_ended(instance: dg.DagsterInstance, run_id: str, op: str) -> bool:
 def _watched(run_id: str, state: PipelineState | None, before: _RecoveryCursor, now: float) -> _RecoveryCursor:
     """Since when the lease was not renewed, as far as the sensor has seen."""
     token = state.token if state is not None else ""
-    return before if (before.run, before.token) == (run_id, token) else _RecoveryCursor(run=run_id, token=token, since=now)
+    since = before.since if (before.run, before.token) == (run_id, token) else now
+    return _RecoveryCursor(run=run_id, token=token, since=since, looked=now)
 
 
 def _watch(
@@ -343,6 +370,10 @@ def _why_not_continued(state: PipelineState) -> str:
     if job.ended_by == "suspend":
         return f"A request had suspended its job with savepoint {job.savepoint} before: the next run that is launched resumes it."
     return "Its job had finished before: there is nothing to continue."
+
+
+def _canceled(state: PipelineState) -> str:
+    return "Its job was canceled." if state.job.status == "CANCELED" else ""
 
 
 def _has_completed_a_checkpoint(run_id: str, state: PipelineState | None, status: PipelineStatus | None) -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
 
+from dagster_checkpoints.control import last_sign
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.savepoints import RESOURCE
-from dagster_checkpoints.plugin.sensors.pipeline_sensor import TRANSIENT, NotRunning, find_run_for_schedule
+from dagster_checkpoints.plugin.sensors.pipeline_runs import runs_of
+from dagster_checkpoints.plugin.sensors.pipeline_sensor import TRANSIENT, RunningPipeline, find_run_for_schedule
 from dagster_checkpoints.plugin.stage_assets import NotAPipelineAssetError, stage_keys, takes_run_config
 
 _ENDED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
@@ -28,7 +31,8 @@ def build_run_schedule(
 ) -> dg.ScheduleDefinition:
     """A schedule that runs the pipeline, and skips a tick while a run is alive: a second run would be refused, and fail.
 
-    A run whose process was killed counts as alive until Dagster has marked it as failed.
+    A run whose process was killed counts as alive until Dagster has marked it as failed. So does the recovery sensor's run that
+    waits in the queue.
 
     Args:
         pipeline: The pipeline.
@@ -116,20 +120,26 @@ def _schedule(
         description=description,
     )
     def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        instance = context.instance
-        of_job = instance.get_runs(dg.RunsFilter(job_name=job.name, statuses=_ALIVE), limit=1)
-        if of_job:
-            return dg.SkipReason(f"Run {of_job[0].run_id} of {job.name} is {of_job[0].status.value}.")
-
         try:
             running = find_run_for_schedule(context, pipeline, name, resource_key)
         except TRANSIENT as error:
             return dg.SkipReason(f"{error} This tick starts no run.")
-        if isinstance(running, NotRunning):
-            return dg.RunRequest(run_config=dict(run_config))
-        owner = instance.get_run_by_id(running.run_id)
-        if owner is not None and owner.is_finished:  # its process was killed, and the lease is still there
-            return dg.RunRequest(run_config=dict(run_config))
-        return dg.SkipReason(f"Run {running.run_id} runs the pipeline.")
+        location = running.state.origin.code_location if running.state is not None else ""
+        alive = runs_of(context.instance, pipeline, [job.name], location, _ALIVE)
+        if alive:
+            run = alive[0].dagster_run
+            return dg.SkipReason(f"Run {run.run_id} of {run.job_name} is {run.status.value}.")
+        if isinstance(running, RunningPipeline) and _may_live(running, context.instance):
+            return dg.SkipReason(f"Run {running.run_id} runs the pipeline.")
+        return dg.RunRequest(run_config=dict(run_config))
 
     return tick
+
+
+def _may_live(running: RunningPipeline, instance: dg.DagsterInstance) -> bool:
+    """Whether the run that owns the pipeline may be alive: after a process was killed, its lease is still there."""
+    run = instance.get_run_by_id(running.run_id)
+    if run is not None:
+        return not run.is_finished
+    sign = last_sign(running.state, running.status, datetime.now(UTC))  # it was deleted, or is of another Dagster instance
+    return sign is not None and not sign.dead

@@ -14,10 +14,10 @@ _AT_ONCE = 20
 
 class _SavepointCheckCursor(Cursor, frozen=True, kw_only=True, omit_defaults=True):
     """Args:
-    seen: storage id of the newest materialization that a tick has read; 0 before the first tick.
+    seen: storage id of the newest materialization that a tick has read; -1 before the first tick, 0 if it has found none.
     """
 
-    seen: int = 0
+    seen: int = -1
 
 
 def build_savepoint_check_sensor(
@@ -70,13 +70,13 @@ def build_savepoint_check_sensor(
             recorded = record.asset_materialization
             location = location_of(recorded) if recorded is not None else None
             run = context.instance.get_run_by_id(record.run_id)
-            if location is None or run is None or run.tags.get(PIPELINE) != pipeline.name:
+            if location is None or run is None or PIPELINE not in run.tags:
                 context.log.info(f"Savepoint {record.partition_key}: it was taken through its asset, whose check runs with it.")
                 continue
             context.log.info(f"Savepoint {record.partition_key} ({location}) of run {run.run_id}: its check is requested.")
             config = {"ops": {op_name: {"config": {"savepoint": location}}}}
             requests.append(dg.RunRequest(run_key=f"{sensor_name}-{record.storage_id}", run_config=config))
-        cursor = write_cursor(_SavepointCheckCursor(seen=records[-1].storage_id if records else before.seen))
+        cursor = write_cursor(_SavepointCheckCursor(seen=records[-1].storage_id if records else max(before.seen, 0)))
         if requests:
             return dg.SensorResult(run_requests=requests, cursor=cursor)
         return dg.SensorResult(skip_reason="No savepoint was taken outside of the asset since the last tick.", cursor=cursor)
@@ -86,7 +86,7 @@ def build_savepoint_check_sensor(
 
 def _recorded_since(instance: dg.DagsterInstance, key: dg.AssetKey, seen: int) -> list[dg.EventLogRecord]:
     """The savepoints recorded since the last tick, oldest first; without a memory, only the newest one."""
-    if not seen:
+    if seen < 0:
         return list(instance.fetch_materializations(key, limit=1).records)
     since = dg.AssetRecordsFilter(asset_key=key, after_storage_id=seen)
     return list(instance.fetch_materializations(since, limit=_AT_ONCE, ascending=True).records)
