@@ -304,11 +304,11 @@ def _obstacle(
             unknown = f"Run {last} has run the pipeline last, and is not in Dagster any more, or in another Dagster instance."
             return f"{unknown} {why_not} Launch the pipeline if it should run.", _RecoveryCursor()
         return "", _RecoveryCursor()
-    owner = state.lease.owner.run_id
+    lease_owner = state.lease.owner.run_id
     # Its process may still be alive. A dead process does not renew its lease.
     after = _watched(run_id, state, before, now)
     if now - after.since < state.lease.seconds:
-        whose = "Its" if owner == run_id else f"Run {owner} owns the pipeline now; its"
+        whose = "Its" if lease_owner == run_id else f"Run {lease_owner} owns the pipeline now; its"
         return f"{whose} lease of {state.lease.seconds:g} s may still be renewed; checking again at the next tick.", after
     return "", after
 
