@@ -233,6 +233,12 @@ def export_problems(metadata: CheckpointMetadata, chain: ChainMetadata) -> list[
         metadata: the metadata of the savepoint.
         chain: the chain.
     """
+    if metadata.kind != "savepoint":
+        return [
+            f"expected a savepoint, found checkpoint {metadata.checkpoint_id}. Its rows may not be committed yet, and those of "
+            "later checkpoints may be: with the plain query, rows would be missing, or there twice. Stop the pipeline with a "
+            "savepoint (dagster-checkpoints stop), and give that back; if the pipeline has failed, start it again, and stop it"
+        ]
     recorded = {stage.name: stage for stage in metadata.stages}
     head = recorded[chain.name]
     if len(head.instances) > 1:

@@ -17,12 +17,13 @@ from dagster_checkpoints.sources import read_delta_table
 from dagster_checkpoints.spark.stored_state import import_checkpoint
 from dagster_checkpoints.state import ImportRefused
 from tests.spark.plain_programs import PROGRAMS, ROWS
-from tests.spark.test_plain_queries import CUTS, QUICK, Takeover, check_there_and_back, cut
+from tests.spark.takeovers import CUTS, FileOutput, Takeover, check_there_and_back, cut
+from tests.spark.test_plain_queries import QUICK
 
 
 @pytest.mark.parametrize("name, how", [(n, h) for n, h in zip(PROGRAMS, itertools.cycle(CUTS)) if n not in QUICK])
 def test_a_plain_query_is_taken_over_and_given_back(lab: Any, name: str, how: str) -> None:
-    check_there_and_back(lab, name, how)
+    check_there_and_back(Takeover(lab, PROGRAMS[name]), how)
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_state_on_the_heap_in_a_query_that_the_pipeline_divides(lab: Any, name: 
     checkpoint, output = there.folder / "checkpoint", there.folder / "plain"
     there.put(3)
     there.run_plain(checkpoint, output)
-    cut(how, checkpoint, output)
+    cut(how, checkpoint, there.outputs[-1])
     settings_of_state(None)
     taken = there.take(checkpoint, apart=True, output=output)
     assert any(change.startswith("divided: ") for change in taken.changes)
@@ -74,7 +75,7 @@ def test_who_writes_with_foreach_batch_says_what_was_written(lab: Any, fails: st
     taken = there.take(checkpoint, last_batch=last)
     assert (taken.batch_id, taken.planned_again) == (last, 2 if last == 1 else None)
     there.drain_from(taken.url)
-    there.outputs = [output / f"batch={number}" for number in range(last + 1)]
+    there.outputs = [FileOutput(lab, str(output / f"batch={number}")) for number in range(last + 1)]
     there.check()
 
 
@@ -133,7 +134,7 @@ def test_a_delta_table_is_read_on(lab: Any, how: str) -> None:
     query = read(lab.spark).writeStream.format("parquet").option("checkpointLocation", str(checkpoint)).start(str(output))
     query.processAllAvailable()
     query.stop()
-    cut(how, checkpoint, output)
+    cut(how, checkpoint, FileOutput(lab, str(output)))
 
     @bounded_source(sink=lab.sink())
     def rows(context: Any) -> Any:
