@@ -152,6 +152,8 @@ def test_the_command_line_takes_a_query_over_and_gives_it_back(lab: Any) -> None
     back = typed("export", found["url"], there.folder / "back", "--stage", "windows", "--output", again, "--json")
     assert back.exit_code == 0, back.output
     assert json.loads(back.stdout)["batch_id"] == last - 1
+    once_more = typed("import", there.folder / "back", *of_code, "--dry-run")
+    assert once_more.exit_code == 0 and "Nothing says what the output holds" in once_more.stdout, once_more.output
     second = typed("export", found["url"], there.folder / "back", "--stage", "windows")
     assert second.exit_code == 1 and "expected an empty directory" in second.stderr
     there.put(2)
