@@ -109,8 +109,8 @@ def _imported(found: CheckpointImport, dry_run: bool, output_known: bool) -> Ite
     if not output_known:
         yield Text(
             f"Nothing says what the output holds: batch {found.batch_id} is taken for its last one. A query with a real-time or "
-            "continuous trigger, or with asynchronous progress tracking, may have written rows of a later one, which would be there "
-            "twice: start it once more without these, and stop it."
+            "continuous trigger, or with asynchronous progress tracking, may have written rows of a later one, which would be "
+            "there twice: start it once more without these, and stop it."
         )
     if not dry_run:
         yield Text(f"Start the pipeline from it: restore_from: {found.url}")

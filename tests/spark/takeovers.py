@@ -31,6 +31,9 @@ for example in re.findall(
     exec(example, PAGE)
 
 CUTS = ("stopped", "in the output", "not in the output")
+HEAP = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+"""Spark's default provider of state."""
+_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ARROW = pa.schema([("k", pa.string()), ("ts", pa.timestamp("us", "UTC")), ("v", pa.int64())])
 Row = tuple[Any, ...]
 
@@ -75,7 +78,10 @@ class RemoteFiles(Files):
 
     def put(self, rows: Sequence[Row]) -> None:
         file = self.lab.put(self.name, ROWS, rows)
-        (plain_path(self.lab.spark, self.url) / file.name).copy_from(file)
+        folder = plain_path(self.lab.spark, self.url)
+        scratch = folder / f".{file.name}.next"  # readers see a file whole or not at all
+        scratch.copy_from(file)
+        scratch.rename(folder / file.name)
 
     def read(self) -> Any:
         reader = self.lab.spark.readStream.schema(ROWS).option("maxFilesPerTrigger", 1).option("maxFileAge", "36500d")
@@ -107,7 +113,7 @@ class DeltaRows:
 
     def __init__(self, lab: Any, name: str) -> None:
         self.lab = lab
-        self.table = lab.folder / f"delta {name}"
+        self.table = lab.folder / f"delta_{name}"
 
     def put(self, rows: Sequence[Row]) -> None:
         write_deltalake(self.table, _table_of(rows), mode="append")
@@ -299,11 +305,13 @@ class Takeover:
         lab: The environment.
         program: The program.
         inputs: Its inputs by the names of its streams; default: directories of files.
+        provider: The class that keeps the state of the plain query; default: that of the session, as pipelines have it.
     """
 
-    def __init__(self, lab: Any, program: Program, inputs: Mapping[str, Input] | None = None) -> None:
+    def __init__(self, lab: Any, program: Program, inputs: Mapping[str, Input] | None = None, provider: str = "") -> None:
         self.lab = lab
         self.program = program
+        self.provider = provider or lab.spark.conf.get(_PROVIDER)
         self.inputs = inputs or {name: Files(lab, name) for name in program.streams}
         self.all: dict[str, list[Row]] = {name: [] for name in program.streams}
         self.portions = 0
@@ -332,9 +340,14 @@ class Takeover:
     def run_plain(self, checkpoint: object, output: Output | Path) -> None:
         """Run the plain query until it has read all rows; into a directory if that is named."""
         to = FileOutput(self.lab, str(output)) if isinstance(output, Path) else output
-        query = to.start(self.program.plain(self.read), str(checkpoint))
-        query.processAllAvailable()
-        query.stop()
+        of_pipelines = self.lab.spark.conf.get(_PROVIDER)
+        self.lab.spark.conf.set(_PROVIDER, self.provider)
+        try:
+            query = to.start(self.program.plain(self.read), str(checkpoint))
+            query.processAllAvailable()
+            query.stop()
+        finally:
+            self.lab.spark.conf.set(_PROVIDER, of_pipelines)
         self.outputs.append(to)
 
     def pipeline(self, **options: bool) -> Pipeline:

@@ -17,7 +17,7 @@ from dagster_checkpoints.sources import read_delta_table
 from dagster_checkpoints.spark.stored_state import import_checkpoint
 from dagster_checkpoints.state import ImportRefused
 from tests.spark.plain_programs import PROGRAMS, ROWS
-from tests.spark.takeovers import CUTS, FileOutput, Takeover, check_there_and_back, cut
+from tests.spark.takeovers import CUTS, HEAP, FileOutput, Takeover, check_there_and_back, cut
 from tests.spark.test_plain_queries import QUICK
 
 
@@ -26,25 +26,14 @@ def test_a_plain_query_is_taken_over_and_given_back(lab: Any, name: str, how: st
     check_there_and_back(Takeover(lab, PROGRAMS[name]), how)
 
 
-@pytest.fixture
-def settings_of_state(lab: Any) -> Any:
-    """Sets the provider of state for a plain query; afterwards it is that of the session."""
-    key = "spark.sql.streaming.stateStore.providerClass"
-    before = lab.spark.conf.get(key)
-    yield lambda provider: lab.spark.conf.set(key, provider or before)
-    lab.spark.conf.set(key, before)
-
-
 @pytest.mark.parametrize("name, how", [("windows", "in the output"), ("unmatched", "not in the output"), ("steps", "stopped")])
-def test_state_on_the_heap_in_a_query_that_the_pipeline_divides(lab: Any, name: str, how: str, settings_of_state: Any) -> None:
+def test_state_on_the_heap_in_a_query_that_the_pipeline_divides(lab: Any, name: str, how: str) -> None:
     """The plain query keeps its state in Spark's default provider; the sources of the pipeline have queries of their own."""
-    settings_of_state("org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider")
-    there = Takeover(lab, PROGRAMS[name])
+    there = Takeover(lab, PROGRAMS[name], provider=HEAP)
     checkpoint, output = there.folder / "checkpoint", there.folder / "plain"
     there.put(3)
     there.run_plain(checkpoint, output)
     cut(how, checkpoint, there.outputs[-1])
-    settings_of_state(None)
     taken = there.take(checkpoint, apart=True, output=output)
     assert any(change.startswith("divided: ") for change in taken.changes)
     there.put(2)

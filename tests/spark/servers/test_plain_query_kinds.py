@@ -24,6 +24,7 @@ from tests.spark.plain_programs import PROGRAMS
 from tests.spark.servers import hdfs as servers
 from tests.spark.servers import jars
 from tests.spark.takeovers import (
+    HEAP,
     DeltaRows,
     FileOutput,
     Files,
@@ -41,9 +42,8 @@ from tests.spark.takeovers import (
 ROOT = Path(__file__).parents[3]
 RUNNER = ROOT / "tests/spark/takeover_runner.py"
 DEADLINE = 1800.0
-PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-HEAP = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+ROCKSDB = ""
+"""The provider of the session of the tests."""
 
 WITH_TOPICS = [  # sources, program, output, provider, how it has ended
     (("topic",), "filtered", "topic", ROCKSDB, "stopped"),
@@ -63,7 +63,7 @@ ON_HDFS = [("timers", ROCKSDB, "in the output"), ("unmatched", HEAP, "not in the
 
 
 @pytest.fixture
-def check(lab: Any, settings_of_the_session: None) -> Callable[..., None]:
+def check(lab: Any) -> Callable[..., None]:
     """Checks a row of a table there and back. Topics are named after it."""
 
     def there_and_back(sources: tuple[str, ...], name: str, output: str, provider: str, how: str, kafka: Any = None) -> None:
@@ -77,10 +77,9 @@ def check(lab: Any, settings_of_the_session: None) -> Callable[..., None]:
                 return TopicOutput(lab, kafka, f"out-{name}")
             return {"files": FileOutput, "function": FunctionOutput}[output](lab, str(lab.folder / "plain"))
 
-        lab.spark.conf.set(PROVIDER, provider)
         program = PROGRAMS[name]
         inputs = {stream: read(kind, stream) for kind, stream in zip(sources, program.streams, strict=True)}
-        check_there_and_back(Takeover(lab, program, inputs), how, written())
+        check_there_and_back(Takeover(lab, program, inputs, provider), how, written())
 
     return there_and_back
 
@@ -108,24 +107,24 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name, provider, how", ON_HDFS)
-def test_queries_on_hdfs(lab: Any, hdfs: Any, settings_of_the_session: None, name: str, provider: str, how: str) -> None:
+def test_queries_on_hdfs(lab: Any, hdfs: Any, name: str, provider: str, how: str) -> None:
     """Input, output and checkpoint directory are on another file system, whose client writes their URLs in another way."""
-    lab.spark.conf.set(PROVIDER, provider)
     program, root = PROGRAMS[name], f"{hdfs.url}//{name}"
     inputs = {stream: RemoteFiles(lab, stream, f"{root}/{stream}") for stream in program.streams}
-    check_there_and_back(Takeover(lab, program, inputs), how, FileOutput(lab, f"{root}/plain"), f"{root}/checkpoint")
+    there = Takeover(lab, program, inputs, provider)
+    check_there_and_back(there, how, FileOutput(lab, f"{root}/plain"), f"{root}/checkpoint")
 
 
-def run(lab: Any, python: str, **settings: Any) -> None:
+def run(folder: Path, **settings: Any) -> None:
     """Run a takeover in a process of its own, which has to succeed."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": python}
-    with (lab.folder / "log").open("w") as log:
-        command = [python, str(RUNNER), str(lab.folder / "taken"), json.dumps(settings)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+    with (folder / "log").open("w") as log:
+        command = [sys.executable, str(RUNNER), str(folder / "taken"), json.dumps(settings)]
         ran = subprocess.run(command, env=environment, cwd=ROOT, stdout=log, stderr=log, timeout=DEADLINE)
-    assert ran.returncode == 0, (lab.folder / "log").read_text()[-6000:]
+    assert ran.returncode == 0, (folder / "log").read_text()[-6000:]
 
 
-def test_a_query_on_s3a(lab: Any) -> None:
+def test_a_query_on_s3a(tmp_path: Path) -> None:
     """Its state of `transformWithState` names a place in the bucket."""
     needed = jars.fetched(jars.S3A, f"{find_java_home()}/bin/java")
     with EmbeddedS3() as s3, pytest.MonkeyPatch.context() as environment:
@@ -141,9 +140,7 @@ def test_a_query_on_s3a(lab: Any) -> None:
             "spark.hadoop.fs.s3a.secret.key": s3.credentials["aws_secret_access_key"],
         }
         root = f"s3a://{s3.bucket}/plain"
-        run(
-            lab, sys.executable, spark=spark, program="timers", how="not in the output", input="remote", output="files", root=root
-        )
+        run(tmp_path, spark=spark, program="timers", how="not in the output", input="remote", output="files", root=root)
 
 
 CONNECTED = [("windows", "in the output"), ("unmatched", "not in the output"), ("filtered", "stopped")]
@@ -151,7 +148,7 @@ CONNECTED = [("windows", "in the output"), ("unmatched", "not in the output"), (
 
 @pytest.mark.skipif(not pyspark.__version__.startswith("4.1."), reason="the connector is made for Spark 4.1")
 @pytest.mark.parametrize("name, how", CONNECTED)
-def test_queries_of_delta_lakes_own_connector(lab: Any, name: str, how: str) -> None:
+def test_queries_of_delta_lakes_own_connector(tmp_path: Path, name: str, how: str) -> None:
     """From tables into a table: make test-spark VERSION=4.1 TESTS=tests/spark/servers/test_plain_query_kinds.py"""
     needed = jars.fetched(jars.DELTA, f"{find_java_home()}/bin/java")
     spark = {
@@ -159,4 +156,4 @@ def test_queries_of_delta_lakes_own_connector(lab: Any, name: str, how: str) -> 
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     }
-    run(lab, sys.executable, spark=spark, program=name, how=how, input="delta", output="delta", root=str(lab.folder))
+    run(tmp_path, spark=spark, program=name, how=how, input="delta", output="delta", root=str(tmp_path))
