@@ -159,6 +159,7 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("a Delta table, read by Spark's connector", problems(at(({"reservoirId": "a", "index": 1}, TOPIC)))),
     ("read_delta_table", problems(at(({"table": "t", "first": 0, "version": 3, "read": 1}, TOPIC)))),
     ("found offsets of 'flights', 'others'", problems(at((FILES, {**TOPIC, "others": {"0": 1}})))),
+    ("file:///checkpoint/sources/0, found none", problems(replace(WHOLE, read=("", "")))),
     ("has read /elsewhere/a", problems(replace(WHOLE, read=("/elsewhere/a", "")))),
     ("has read /input/a", problems(replace(WHOLE, read=("/input/a", "")))),
     ("whose rows can be read again", problems(at((FILES, 12)), (READS[0], OTHER))),
@@ -173,7 +174,6 @@ def test_a_stage_that_does_not_fit_is_told_why(words: str, found: list[str]) -> 
 FITS = [
     WHOLE,
     at((FILES, None)),  # a source that has had no rows yet
-    replace(WHOLE, read=("", "")),
 ]
 
 
