@@ -381,9 +381,7 @@ def cut(how: str, checkpoint: WorkPath, output: Output) -> int:
     return last
 
 
-def check_there_and_back(
-    there: Takeover, how: str, output: Output | None = None, place: str | None = None, **options: Any
-) -> None:
+def check_there_and_back(there: Takeover, how: str, output: Output | None = None, place: str | None = None) -> None:
     """A plain query that ended as `how` says goes on as a pipeline, which is suspended, and goes on as a plain query.
 
     Args:
@@ -391,7 +389,6 @@ def check_there_and_back(
         how: One of `CUTS`.
         output: The output of the plain query; default: Spark's file sink.
         place: Path or URL of its checkpoint directory.
-        options: More options of the import.
     """
     lab, name = there.lab, there.program.name
     place = place or str(there.folder / "checkpoint")
@@ -403,7 +400,7 @@ def check_there_and_back(
         there.run_plain(place, output)
     last = cut(how, checkpoint, output)
     taken = last - (how == "not in the output")
-    says = {**output.says(taken), **options}
+    says = output.says(taken)
     before = _all_below(checkpoint)
     dry = there.take(place, dry_run=True, **says)
     assert (dry.url, dry.batch_id) == ("", taken)
