@@ -86,10 +86,10 @@ def import_command(
     if options.as_json:
         write_json(found)
     else:
-        write(*_imported(found, dry_run))
+        write(*_imported(found, dry_run, output is not None or last_batch is not None))
 
 
-def _imported(found: CheckpointImport, dry_run: bool) -> Iterator[RenderableType]:
+def _imported(found: CheckpointImport, dry_run: bool, output_known: bool) -> Iterator[RenderableType]:
     from rich.text import Text
 
     taken, planned = "Would take" if dry_run else "Took", found.planned_again
@@ -106,6 +106,12 @@ def _imported(found: CheckpointImport, dry_run: bool) -> Iterator[RenderableType
     )
     yield from _sources(found.sources)
     yield from map(Text, found.changes)
+    if not output_known:
+        yield Text(
+            f"Nothing says what the output holds: batch {found.batch_id} is taken for its last one. A query with a real-time or "
+            "continuous trigger, or with asynchronous progress tracking, may have written rows of a later one, which would be "
+            "there twice: start it once more without these, and stop it."
+        )
     if not dry_run:
         yield Text(f"Start the pipeline from it: restore_from: {found.url}")
 

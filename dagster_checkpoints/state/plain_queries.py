@@ -71,7 +71,7 @@ class PlainQuery(msgspec.Struct, frozen=True):
         partitions: by number of an operator, its state partitions: the number that is described, and the numbers of
             those that have state.
         unnumbered: a file of state whose name is not that of a numbered version; "" if there is none.
-        read: by number of a source, something that it has read: the path of a file, or the id of a table; "" if not known.
+        read: by number of a source, the path of a file that it has read; "" if no log of files is there, as of other sources.
     """
 
     place: str
@@ -233,6 +233,12 @@ def export_problems(metadata: CheckpointMetadata, chain: ChainMetadata) -> list[
         metadata: the metadata of the savepoint.
         chain: the chain.
     """
+    if metadata.kind != "savepoint":
+        return [
+            f"expected a savepoint, found checkpoint {metadata.checkpoint_id}. Its rows may not be committed yet, and those of "
+            "later checkpoints may be: with the plain query, rows would be missing, or there twice. Stop the pipeline with a "
+            "savepoint (dagster-checkpoints stop), and give that back; if the pipeline has failed, start it again, and stop it"
+        ]
     recorded = {stage.name: stage for stage in metadata.stages}
     head = recorded[chain.name]
     if len(head.instances) > 1:
@@ -351,10 +357,15 @@ def _source_problems(query: PlainQuery, entry: PlainBatch, sources: Sequence[Sta
                 f"{at}: expected offsets of the topics {_listed(source.names)}, found offsets of {_listed(offset)}. Subscribe to "
                 "the same topics; others can be added after the first checkpoint, in a source of their own"
             )
-        elif kind == "files" and (read := query.read[number]) and not any(_is_below(read, name) for name in source.names):
+        elif kind == "files" and not query.read[number]:
             found.append(
-                f"{at}: expected files below {_listed(source.names)}, found that the query has read {read}. Read the same "
-                "directory; files that were moved would be read again"
+                f"{at}: expected the log of the files that were read in {query.place}/sources/{number}, found none: without it "
+                "they are read again. The directory was not copied completely"
+            )
+        elif kind == "files" and not any(_is_below(query.read[number], name) for name in source.names):
+            found.append(
+                f"{at}: expected files below {_listed(source.names)}, found that the query has read {query.read[number]}. Read "
+                "the same directory; files that were moved would be read again"
             )
     return found
 

@@ -95,6 +95,11 @@ def _distinct(left: DataFrame) -> DataFrame:
     return left.withColumn("of", F.expr("(v + 3) DIV 6")).dropDuplicatesWithinWatermark(["k", "of"]).select("k", "of")
 
 
+def _first_of_each(left: DataFrame) -> DataFrame:
+    """Of the rows of six numbers that a key has, the first one, however late the others are."""
+    return left.withColumn("of", F.expr("(v + 3) DIV 6")).dropDuplicates(["k", "of"]).select("k", "of")
+
+
 def _two_steps(left: DataFrame) -> DataFrame:
     """Two stateful operators, one behind the other."""
     first = left.groupBy(F.window("ts", "1 minute"), "k").agg(F.max("v").alias("v"))
@@ -188,6 +193,7 @@ PROGRAMS = {
         Program("sessions", ("left",), _sessions, _sessions, {0: "sessionWindowStateStoreSaveExec"}),
         Program("folded", ("left",), _folded, _first_sums, {0: "applyInPandasWithState"}, held=False),
         Program("timers", ("left",), _by_timer, _timer_sums, {0: "transformWithStateInPandasExec"}),
+        Program("first", ("left",), _first_of_each, _first_of_each, {0: "dedupe"}, held=False),
     )
 }
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,125 +11,18 @@ from click.testing import CliRunner
 
 from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
-from dagster_checkpoints.spark.stored_state import CheckpointImport, export_checkpoint, import_checkpoint
+from dagster_checkpoints.spark.stored_state import export_checkpoint, import_checkpoint
 from dagster_checkpoints.state import ExportRefused, ImportRefused
-from tests.spark.plain_programs import LATENESS, PROGRAMS, ROWS, Program, rows_of
+from tests.spark.plain_programs import LATENESS, PROGRAMS, ROWS
+from tests.spark.takeovers import Takeover, check_there_and_back, cut
 
-PAGE: dict[str, Any] = {}
-"""The functions on the page about plain queries."""
-for example in re.findall(
-    r"^```python\n(.*?)^```$",
-    (Path(__file__).parents[2] / "docs/migrating.md").read_text(encoding="utf-8"),
-    re.MULTILINE | re.DOTALL,
-):
-    exec(example, PAGE)
-
-CUTS = ("stopped", "in the output", "not in the output")
 QUICK = {"windows": "in the output", "unmatched": "not in the output", "steps": "stopped"}
 """Of these programs the rest is in `long/test_plain_programs.py`."""
 
 
-class Takeover:
-    """A program over input files: as a plain query, as a pipeline, and as a plain query again."""
-
-    def __init__(self, lab: Any, program: Program) -> None:
-        self.lab = lab
-        self.program = program
-        self.files = 0
-        self.outputs: list[Path] = []
-        self.folder: Path = lab.folder
-
-    def put(self, files: int) -> None:
-        """Add files to each of the streams."""
-        for number in range(self.files, self.files + files):
-            for name in self.program.streams:
-                self.lab.put(name, ROWS, rows_of(name, number, self.lab.at))
-        self.files += files
-
-    def put_last(self) -> None:
-        """Add one row to each stream, of another key, much later than all others."""
-        for name in self.program.streams:
-            self.lab.put(name, ROWS, [("z", self.lab.at(1_000_000), -7)])
-
-    def read(self, name: str) -> Any:
-        return self.lab.stream(name, ROWS)
-
-    def run_plain(self, checkpoint: Path, output: Path) -> None:
-        """Run the plain query until it has read all files."""
-        writer = self.program.plain(self.read).writeStream.format("parquet").outputMode("append")
-        query = writer.option("checkpointLocation", str(checkpoint)).start(str(output))
-        query.processAllAvailable()
-        query.stop()
-        self.outputs.append(output)
-
-    def pipeline(self, **options: bool) -> Pipeline:
-        return self.program.pipeline(self.read, self.lab.sink(), **options)
-
-    def drain_from(self, savepoint: str, **options: bool) -> None:
-        """Run the pipeline from a savepoint until it has read all files, and has emitted all that it holds."""
-        self.lab.start(self.pipeline(bounded=True, **options), interval=0.5, restore_from=savepoint).finished()
-
-    def take(self, checkpoint: Path, apart: bool = False, **options: Any) -> CheckpointImport:
-        target, pipeline = str(self.folder / "savepoints"), self.pipeline(apart=apart)
-        return import_checkpoint(self.lab.spark, pipeline, checkpoint, stage=self.program.name, target=target, **options)
-
-    def check(self, but: str = "k <> 'y'") -> None:
-        """Check that all outputs together have exactly the rows of a batch computation."""
-        found = Counter(self.lab.committed())
-        for output in self.outputs:
-            found.update(self.lab.rows(self.lab.spark.read.parquet(str(output))))
-        tables = [self.lab.table(name, ROWS) for name in self.program.streams]
-        wanted = Counter(self.lab.rows(self.program.expected(*tables).where(but)))
-        assert found == wanted, (list((wanted - found).elements())[:5], list((found - wanted).elements())[:5])
-
-
-def cut(how: str, checkpoint: Path, output: Path) -> int:
-    """Make the directory what a query leaves that is killed in its last micro-batch. Returns that batch's number."""
-    last = max(int(each.name) for each in (checkpoint / "commits").iterdir() if each.name.isdecimal())
-    if how != "stopped":
-        (checkpoint / f"commits/{last}").unlink()
-    if how == "not in the output":
-        (output / f"_spark_metadata/{last}").unlink()
-    return last
-
-
 @pytest.mark.parametrize("name, how", QUICK.items())
 def test_a_plain_query_is_taken_over_and_given_back(lab: Any, name: str, how: str) -> None:
-    check_there_and_back(lab, name, how)
-
-
-def check_there_and_back(lab: Any, name: str, how: str) -> None:
-    """A plain query that ended as `how` says goes on as a pipeline, which is suspended, and goes on as a plain query."""
-    there = Takeover(lab, PROGRAMS[name])
-    checkpoint, output = there.folder / "checkpoint", there.folder / "plain"
-    there.put(4)
-    there.run_plain(checkpoint, output)
-    last = cut(how, checkpoint, output)
-    before = sorted(each.relative_to(checkpoint) for each in checkpoint.rglob("*"))
-    dry = there.take(checkpoint, output=output, dry_run=True)
-    assert (dry.url, dry.batch_id) == ("", last - (how == "not in the output"))
-    assert dry.planned_again == (last if how == "not in the output" else None)
-    assert dry.operators == there.program.operators
-    assert not (there.folder / "savepoints").exists()
-    shown = PAGE["what_would_be_taken"](lab.spark, there.pipeline(), str(checkpoint), name, str(output))
-    assert shown == {"batch": dry.batch_id, "operators": dry.operators, "sources": [offset for _, offset in dry.sources]}
-    savepoints = str(there.folder / "savepoints")
-    savepoint = PAGE["taken_over"](lab.spark, there.pipeline(), str(checkpoint), name, str(output), savepoints)
-    assert sorted(each.relative_to(checkpoint) for each in checkpoint.rglob("*")) == before
-
-    there.put(2)
-    job = lab.start(there.pipeline(), interval=0.5, restore_from=savepoint)
-    job.wait_until(lambda: bool(job.checkpoints()))
-    there.put(2)
-    stopped = job.done("stop", target=savepoints)
-    job.finished()
-
-    back, again = there.folder / "back", there.folder / "plain again"
-    assert PAGE["given_back"](stopped.url, str(back), str(again), name) == (*there.program.streams, name)
-    there.put(2)
-    there.put_last()
-    there.run_plain(back, again)
-    there.check("k <> 'z'" if there.program.held else "true")
+    check_there_and_back(Takeover(lab, PROGRAMS[name]), how)
 
 
 def test_what_does_not_fit_is_refused_by_name(lab: Any) -> None:
@@ -173,7 +63,7 @@ def test_what_does_not_fit_is_refused_by_name(lab: Any) -> None:
     lookup = stage(name="other", sink=lab.sink(), inputs={"right": StageInput(mode="static")})
     kept = refusal(left, bounded_source(name="right")(lambda context: lab.table("right", ROWS)), lookup(lambda left, right: left))
     assert "reads 'right' as a static input" in kept
-    cut("in the output", checkpoint, output)
+    cut("in the output", checkpoint, there.outputs[-1])
     assert "last_batch=" in refusal(*other(windows))
     assert "found both" in refusal(*other(windows), output=output, last_batch=1)
     shutil.rmtree(checkpoint / "state/0/1")
@@ -238,7 +128,7 @@ def test_the_command_line_takes_a_query_over_and_gives_it_back(lab: Any) -> None
     checkpoint, output = there.folder / "checkpoint", there.folder / "plain"
     there.put(2)
     there.run_plain(checkpoint, output)
-    last = cut("not in the output", checkpoint, output)
+    last = cut("not in the output", checkpoint, there.outputs[-1])
     (there.folder / "code.py").write_text(CODE.format(rows=ROWS, folder=there.folder))
 
     def typed(*arguments: object) -> Any:
@@ -262,6 +152,8 @@ def test_the_command_line_takes_a_query_over_and_gives_it_back(lab: Any) -> None
     back = typed("export", found["url"], there.folder / "back", "--stage", "windows", "--output", again, "--json")
     assert back.exit_code == 0, back.output
     assert json.loads(back.stdout)["batch_id"] == last - 1
+    once_more = typed("import", there.folder / "back", *of_code, "--dry-run")
+    assert once_more.exit_code == 0 and "Nothing says what the output holds" in once_more.stdout, once_more.output
     second = typed("export", found["url"], there.folder / "back", "--stage", "windows")
     assert second.exit_code == 1 and "expected an empty directory" in second.stderr
     there.put(2)

@@ -1,4 +1,4 @@
-"""A savepoint of a run under one version of Spark, restored by a run under another one: exactly, with any state, or refused.
+"""A savepoint, or a plain query's directory, of one version of Spark, with which another one goes on: exactly, or refused.
 
 The other version is that of the Python that `OTHER_SPARK_PYTHON` names; `make test-spark` sets it.
 """
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.spark.processes.test_killed_plain_queries import run_until_killed
 
 ROOT = Path(__file__).parents[2]
 RUNNER = Path(__file__).with_name("version_runner.py")
@@ -67,3 +69,18 @@ def test_a_savepoint_of_another_version_is_restored_exactly_or_refused(lab: Any,
         return
     assert f"Stopped under Spark {restored[0]}.{restored[1]}." in output, output
     runner.check(lab)
+
+
+@pytest.mark.parametrize(("first", "second"), [(THIS, OTHER), (OTHER, THIS)], ids=["to_the_other", "from_the_other"])
+def test_a_plain_query_of_another_version_is_taken_over_exactly_or_refused(lab: Any, first: str, second: str) -> None:
+    names = ["windows", "unmatched", "timers", "first"]
+    written, taken = version_of(first), version_of(second)
+    run_until_killed(lab, names, first)
+    settings = json.dumps({"killed": names, "spark_version": ".".join(map(str, written))})
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": second}
+    command = [second, str(RUNNER.with_name("takeover_runner.py")), str(lab.folder), settings]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
+    if taken < (4, 2) <= written:
+        assert done.returncode and "Restore it with Spark 4.2 or newer" in done.stderr, done.stderr[-6000:]
+    else:
+        assert done.returncode == 0, done.stderr[-6000:]

@@ -73,7 +73,8 @@ def export_checkpoint(
         open_at: Opens the store at a URL; default: with boto3's own configuration.
 
     Raises:
-        ExportRefused: The stage's query cannot go on by itself; names all reasons that were found. Nothing was written.
+        ExportRefused: It is a checkpoint; or the stage's query cannot go on by itself; names all reasons that were found.
+            Nothing was written.
         UnknownStage: The savepoint has no such stage.
         StorageError: The files cannot be read.
     """

@@ -16,6 +16,7 @@ import msgspec
 
 from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId, build_chains, fused_in
 from dagster_checkpoints.spark.errors import SnapshotError
+from dagster_checkpoints.spark.files.hadoop_path import HadoopFileSystem
 from dagster_checkpoints.spark.files.work_path import WorkPath
 from dagster_checkpoints.spark.job.plan_check import check_plans, plan_as_one_query
 from dagster_checkpoints.spark.query.error_text import text_of_error
@@ -262,7 +263,10 @@ def _stage_source(plan: QueryPlan, leaf: Any) -> StageSource:
     # Spark's connectors of Delta Lake and Iceberg have the names of this project's sources, and offsets of their own.
     if source.kind in _TABLES and leaf.nodeName() == V2_STREAM and not leaf.source().isDefined():
         kind = "table"
-    return StageSource(source.title, kind, names_of(kind, source.options))
+    options = dict(source.options)
+    if kind == "files" and "path" in options:  # with the host of the file system, as the query's log names files
+        options["path"] = str(HadoopFileSystem(plan.frame.sparkSession, options["path"]).qualified(options["path"]))
+    return StageSource(source.title, kind, names_of(kind, options))
 
 
 def _pinned(root: WorkPath, query: PlainQuery, batch_id: int, folder: Path, stage: str) -> tuple[Mapping[str, StateSource], int]:

@@ -270,12 +270,20 @@ def begin_file_sink(output: WorkPath, batch_id: int) -> None:
 def _last_in_delta(table: str, query_id: str) -> int:
     try:
         from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
     except ImportError as error:
         raise ImportRefused(
             f"expected the library deltalake, which reads the Delta table {table}, found that it is not installed: "
             "pip install 'dagster-checkpoints[delta]'; or name the last micro-batch with last_batch="
         ) from error
-    found = DeltaTable(table.replace("s3a://", "s3://")).transaction_version(query_id)
+    try:
+        found = DeltaTable(table.replace("s3a://", "s3://")).transaction_version(query_id)
+    except (DeltaError, OSError, ValueError) as error:
+        raise ImportRefused(
+            f"expected the log of the Delta table {table}, found that the library deltalake does not read it: {error}. It has "
+            "the address and the credentials of storage from its environment (AWS_ENDPOINT_URL, …). Or name the last batch: "
+            "last_batch="
+        ) from error
     return -1 if found is None else int(found)
 
 

@@ -17,33 +17,23 @@ from dagster_checkpoints.sources import read_delta_table
 from dagster_checkpoints.spark.stored_state import import_checkpoint
 from dagster_checkpoints.state import ImportRefused
 from tests.spark.plain_programs import PROGRAMS, ROWS
-from tests.spark.test_plain_queries import CUTS, QUICK, Takeover, check_there_and_back, cut
+from tests.spark.takeovers import CUTS, HEAP, FileOutput, Takeover, check_there_and_back, cut
+from tests.spark.test_plain_queries import QUICK
 
 
 @pytest.mark.parametrize("name, how", [(n, h) for n, h in zip(PROGRAMS, itertools.cycle(CUTS)) if n not in QUICK])
 def test_a_plain_query_is_taken_over_and_given_back(lab: Any, name: str, how: str) -> None:
-    check_there_and_back(lab, name, how)
-
-
-@pytest.fixture
-def settings_of_state(lab: Any) -> Any:
-    """Sets the provider of state for a plain query; afterwards it is that of the session."""
-    key = "spark.sql.streaming.stateStore.providerClass"
-    before = lab.spark.conf.get(key)
-    yield lambda provider: lab.spark.conf.set(key, provider or before)
-    lab.spark.conf.set(key, before)
+    check_there_and_back(Takeover(lab, PROGRAMS[name]), how)
 
 
 @pytest.mark.parametrize("name, how", [("windows", "in the output"), ("unmatched", "not in the output"), ("steps", "stopped")])
-def test_state_on_the_heap_in_a_query_that_the_pipeline_divides(lab: Any, name: str, how: str, settings_of_state: Any) -> None:
+def test_state_on_the_heap_in_a_query_that_the_pipeline_divides(lab: Any, name: str, how: str) -> None:
     """The plain query keeps its state in Spark's default provider; the sources of the pipeline have queries of their own."""
-    settings_of_state("org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider")
-    there = Takeover(lab, PROGRAMS[name])
+    there = Takeover(lab, PROGRAMS[name], provider=HEAP)
     checkpoint, output = there.folder / "checkpoint", there.folder / "plain"
     there.put(3)
     there.run_plain(checkpoint, output)
-    cut(how, checkpoint, output)
-    settings_of_state(None)
+    cut(how, checkpoint, there.outputs[-1])
     taken = there.take(checkpoint, apart=True, output=output)
     assert any(change.startswith("divided: ") for change in taken.changes)
     there.put(2)
@@ -74,7 +64,7 @@ def test_who_writes_with_foreach_batch_says_what_was_written(lab: Any, fails: st
     taken = there.take(checkpoint, last_batch=last)
     assert (taken.batch_id, taken.planned_again) == (last, 2 if last == 1 else None)
     there.drain_from(taken.url)
-    there.outputs = [output / f"batch={number}" for number in range(last + 1)]
+    there.outputs = [FileOutput(lab, str(output / f"batch={number}")) for number in range(last + 1)]
     there.check()
 
 
@@ -133,7 +123,7 @@ def test_a_delta_table_is_read_on(lab: Any, how: str) -> None:
     query = read(lab.spark).writeStream.format("parquet").option("checkpointLocation", str(checkpoint)).start(str(output))
     query.processAllAvailable()
     query.stop()
-    cut(how, checkpoint, output)
+    cut(how, checkpoint, FileOutput(lab, str(output)))
 
     @bounded_source(sink=lab.sink())
     def rows(context: Any) -> Any:

@@ -26,17 +26,27 @@ def test_killed_queries_go_on_as_pipelines(lab: Any) -> None:
 
 
 def check_killed_queries(lab: Any, names: list[str]) -> None:
-    for file in range(FILES):
-        for stream in ("left", "right"):
-            lab.put(stream, ROWS, rows_of(stream, file, lab.at))
-    run_until_killed(lab.folder, names)
+    run_until_killed(lab, names)
+    check_taken(lab, names)
+
+
+def check_taken(lab: Any, names: list[str], spark_version: str = "") -> None:
+    """Check that pipelines go on exactly where queries were killed.
+
+    Args:
+        lab: The environment, in whose folder they ran.
+        names: The names of their programs.
+        spark_version: The version of Spark that ran them; "" for the installed one.
+    """
     in_the_middle = 0
     for name in names:
         program = PROGRAMS[name]
         checkpoint, output = lab.folder / name / "checkpoint", lab.folder / name / "plain"
         pipeline = program.pipeline(lambda stream: lab.stream(stream, ROWS), lab.sink(f"{name}/out"), bounded=True)
         target = str(lab.folder / "savepoints")
-        taken = import_checkpoint(lab.spark, pipeline, checkpoint, stage=name, target=target, output=output)
+        taken = import_checkpoint(
+            lab.spark, pipeline, checkpoint, stage=name, target=target, output=output, spark_version=spark_version
+        )
         in_the_middle += not (checkpoint / f"commits/{newest(checkpoint / 'offsets')}").exists()
         lab.start(pipeline, interval=0.5, restore_from=taken.url).finished()
         found = Counter(lab.committed(f"{name}/out"))
@@ -50,11 +60,16 @@ def newest(log: Path) -> int:
     return max(int(each.name) for each in log.iterdir() if each.name.isdecimal())
 
 
-def run_until_killed(folder: Path, names: list[str]) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+def run_until_killed(lab: Any, names: list[str], python: str = sys.executable) -> None:
+    """Run the plain queries of programs, under a Python's version of Spark, until they are killed."""
+    for file in range(FILES):
+        for stream in ("left", "right"):
+            lab.put(stream, ROWS, rows_of(stream, file, lab.at))
+    folder: Path = lab.folder
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": python}
     with (folder / "plain.log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, str(RUNNER), str(folder), *names],
+            [python, str(RUNNER), str(folder), *names],
             env=environment,
             cwd=ROOT,
             stdout=log,

@@ -146,6 +146,10 @@ def test_what_an_output_says(tmp_path: Path) -> None:
         written = CommitProperties(app_transactions=[Transaction(query, batch)])
         write_deltalake(tmp_path / "delta", rows, mode="append", commit_properties=written)
     assert says(output=tmp_path / "delta").last == 5
+    for entry in (tmp_path / "delta/_delta_log").glob("*.json"):
+        entry.write_text("{half")
+    with pytest.raises(ImportRefused, match="the library deltalake does not read it"):
+        says(output=tmp_path / "delta")
 
 
 @pytest.mark.parametrize(
