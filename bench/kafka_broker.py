@@ -325,6 +325,7 @@ def _properties(folder: Path, port: int, controller: int, login: int) -> str:
         "auto.create.topics.enable": "false",
         "offsets.topic.replication.factor": "1",
         "offsets.topic.num.partitions": "1",
+        "log.retention.ms": "-1",  # messages of tests are older than the default allows
         "transaction.state.log.replication.factor": "1",
         "transaction.state.log.min.isr": "1",
         "transaction.state.log.num.partitions": "1",

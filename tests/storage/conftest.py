@@ -146,7 +146,7 @@ def s3(s3_server: EmbeddedS3) -> Iterator[EmbeddedS3]:
 @pytest.fixture(scope="session")
 def s3_client(s3_server: EmbeddedS3) -> Any:
     # Once: creating a client costs more than most tests. One attempt: the client's own retries have separate tests.
-    return s3_server.client(retries={"mode": "standard", "total_max_attempts": 1})
+    return s3_server.client(retries={"mode": "standard", "total_max_attempts": 1}, read_timeout=60)
 
 
 @pytest.fixture

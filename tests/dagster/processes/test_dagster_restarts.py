@@ -99,10 +99,13 @@ def test_a_live_run_outlives_dagsters_services_and_keeps_its_code(services: Serv
     services.drop("fifth", [11])
     services.until(lambda: -11 in services.committed(), "its recovery goes on")
     assert services.committed() == sorted([*(number * number for number in range(8)), -8, -9, -10, -11])
-    recovered = services.instance.get_runs(limit=1)[0]
-    assert recovered.tags[RECOVERS] == third and recovered.job_name == "restarts_recovery_job"
+    last, *_ = runs = services.instance.get_runs()
+    (recovered,) = [
+        run for run in runs if run.tags.get(RECOVERS) == third
+    ]  # which may itself fail, on a machine that is too busy
+    assert recovered.job_name == "restarts_recovery_job"
     services.suspend()
-    services.until(lambda: services.ended(recovered.run_id), "the recovered run ends")
+    services.until(lambda: services.ended(last.run_id), "the recovered run ends")
 
 
 @pytest.mark.parametrize("services", [("code-server start", MONITORED)], indirect=True)

@@ -17,7 +17,7 @@ from tests.spark.processes import crash_runner
 
 ROOT = Path(__file__).parents[3]
 RUNNER = Path(__file__).with_name("crash_runner.py")
-DEADLINE = 240.0
+DEADLINE = 600.0
 ROWS = "k string, ts timestamp, v long"
 HISTORY_FILES = 12
 LIVE_FILES = 3  # of each instance, before each run
