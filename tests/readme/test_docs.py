@@ -44,6 +44,7 @@ from dagster_checkpoints.plugin.materializations import COMMIT_LABELS
 from dagster_checkpoints.plugin.observations import STAGE_LABELS
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
 from dagster_checkpoints.plugin.savepoints import SavepointCheckConfig
+from dagster_checkpoints.plugin.stage_assets import FINISHED_BEFORE
 from dagster_checkpoints.spark.session.work_directory import parse_work_directory
 from dagster_checkpoints.spark.stored_state import CheckpointExport, CheckpointImport, InstanceOffsets, KeyedState, StageState
 from dagster_checkpoints.state import ClaimMode, metadata
@@ -303,7 +304,7 @@ def known_names() -> set[str]:
     names |= {mode.value for mode in ClaimMode} | {file.name for file in (REPOSITORY / "assets").glob("*.py")}
     names |= {*vars(flights), *vars(flights_assets), *(defs.resources or {}), *DAGSTERS, *OF_LAUNCHERS}
     names |= {node.name for node in ast.walk(ast.parse(blocks(README, "python")[0])) if isinstance(node, ast.FunctionDef)}
-    names |= {*STAGE_LABELS, *COMMIT_LABELS, "partition_id"} | {metric.name for metric in METRICS}
+    names |= {*STAGE_LABELS, *COMMIT_LABELS, FINISHED_BEFORE, "partition_id"} | {metric.name for metric in METRICS}
     names |= {field.name for kind in TAKEN for field in fields(kind)}
     return names | {job.name for job in defs.resolve_all_job_defs()}
 
