@@ -611,7 +611,7 @@ def test_a_run_that_dagster_retries_is_not_restarted_as_well(
     retry = new_run(retrying, dg.DagsterRunStatus.STARTED, tags={REFUSED: "owned", "dagster/max_retries": "0"})
     retrying.add_run_tags(failed, {"dagster/auto_retry_run_id": retry})
     result = tick(make(), retrying)
-    assert not result.run_requests and f"run {retry} is STARTED" in result.skip_message
+    assert not result.run_requests and f"The newest run, {retry}, is STARTED" in result.skip_message
     # The retry was refused, and Dagster gives up: the sensor restarts the run that failed.
     run = retrying.get_run_by_id(retry)
     assert run is not None

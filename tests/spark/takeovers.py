@@ -232,6 +232,10 @@ class FunctionOutput:
         return self.lab.rows(self.lab.spark.read.parquet(self.place).drop("batch"))
 
 
+MICROSECONDS = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
+"""Options of JSON: by default Spark writes milliseconds."""
+
+
 class TopicOutput:
     """A topic of Kafka, into which Spark's sink writes JSON."""
 
@@ -244,7 +248,7 @@ class TopicOutput:
 
     def start(self, frame: Any, checkpoint: str) -> Any:
         self.schema = frame.schema
-        writer = frame.select(F.to_json(F.struct("*")).alias("value")).writeStream.format("kafka")
+        writer = frame.select(F.to_json(F.struct("*"), MICROSECONDS).alias("value")).writeStream.format("kafka")
         options = {"kafka.bootstrap.servers": self.kafka.servers, "topic": self.name, "checkpointLocation": checkpoint}
         return writer.options(**options).start()
 
@@ -260,7 +264,7 @@ class TopicOutput:
     def rows(self) -> list[Row]:
         values = [(message.value().decode(),) for message in self.kafka.messages(self.name)]
         messages = self.lab.spark.createDataFrame(values, "value string")
-        return self.lab.rows(messages.select(F.from_json("value", self.schema).alias("row")).select("row.*"))
+        return self.lab.rows(messages.select(F.from_json("value", self.schema, MICROSECONDS).alias("row")).select("row.*"))
 
 
 class DeltaOutput:

@@ -43,7 +43,7 @@ def test_what_does_not_fit_is_refused_by_name(lab: Any) -> None:
 
     @unbounded_source(watermark=("ts", LATENESS))
     def right(context: Any) -> Any:
-        return there.read("right")
+        return lab.stream("right", ROWS)
 
     def other(result: Any, source: Any = left) -> tuple[Any, Any]:
         if source is left:
