@@ -3,9 +3,8 @@
     python takeover_runner.py <folder> <settings as JSON>
 
 Settings: `killed`, the names of programs whose queries were killed in the folder, and `spark_version`, the version of Spark that
-ran them. Or, for a query that is given back, too: `program`, `how` (one of `takeovers.CUTS`), `input` ("remote" or "delta"),
-`output` ("files" or "delta"), and `root`, a path or URL. In both cases `spark`, settings of the session. The exit code is 0 if
-each row is in the outputs once.
+ran them. Or, for a query over remote files that is given back, too: `program`, `how` (one of `takeovers.CUTS`), `root`, a URL.
+In both cases `spark`, settings of the session. The exit code is 0 if each row is in the outputs once.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from dagster_checkpoints.spark.session.spark_session import build_session
 from tests.spark.conftest import Lab
 from tests.spark.plain_programs import PROGRAMS
 from tests.spark.processes.test_killed_plain_queries import check_taken
-from tests.spark.takeovers import DeltaOutput, DeltaStream, FileOutput, Input, RemoteFiles, Takeover, check_there_and_back
+from tests.spark.takeovers import FileOutput, RemoteFiles, Takeover, check_there_and_back
 
 
 def main() -> None:
@@ -31,7 +30,7 @@ def main() -> None:
         if "killed" in settings:
             check_taken(lab, settings["killed"], settings["spark_version"])
         else:
-            check_both_ways(lab, **settings)
+            check_both_ways(lab, settings["program"], settings["how"], settings["root"])
     finally:
         lab.close()
         lab.spark.stop()
@@ -39,11 +38,8 @@ def main() -> None:
 
 def check_both_ways(lab: Lab, program: str, how: str, root: str, **settings: Any) -> None:
     chosen = PROGRAMS[program]
-    if settings["input"] == "delta":
-        inputs: dict[str, Input] = {name: DeltaStream(lab, name) for name in chosen.streams}
-    else:
-        inputs = {name: RemoteFiles(lab, name, f"{root}/{name}") for name in chosen.streams}
-    output = {"delta": DeltaOutput, "files": FileOutput}[settings["output"]](lab, f"{root}/output")
+    inputs = {name: RemoteFiles(lab, name, f"{root}/{name}") for name in chosen.streams}
+    output = FileOutput(lab, f"{root}/output")
     check_there_and_back(Takeover(lab, chosen, inputs), how, output, f"{root}/checkpoint")
 
 

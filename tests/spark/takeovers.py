@@ -122,13 +122,6 @@ class DeltaRows:
         return read_delta_table(self.lab.spark, self.table, files_per_trigger=1)
 
 
-class DeltaStream(DeltaRows):
-    """A Delta table, read by Spark's connector of Delta Lake."""
-
-    def read(self) -> Any:
-        return self.lab.spark.readStream.format("delta").option("maxFilesPerTrigger", 1).load(str(self.table))
-
-
 class IcebergRows:
     """An Iceberg table, read by `read_iceberg_table`."""
 
@@ -265,33 +258,6 @@ class TopicOutput:
         values = [(message.value().decode(),) for message in self.kafka.messages(self.name)]
         messages = self.lab.spark.createDataFrame(values, "value string")
         return self.lab.rows(messages.select(F.from_json("value", self.schema, MICROSECONDS).alias("row")).select("row.*"))
-
-
-class DeltaOutput:
-    """A Delta table, into which Delta Lake's own sink writes."""
-
-    def __init__(self, lab: Any, place: str) -> None:
-        self.lab = lab
-        self.place = place
-
-    def start(self, frame: Any, checkpoint: str) -> Any:
-        return frame.writeStream.format("delta").option("checkpointLocation", checkpoint).start(self.place)
-
-    def says(self, last: int) -> dict[str, Any]:
-        return {"output": self.place}
-
-    def forget(self, batch: int) -> None:
-        newest = max((Path(self.place) / "_delta_log").glob("*.json"))
-        assert f'"version":{batch},' in newest.read_text()
-        _unlink(newest.parent, newest.name)
-        newest.with_suffix(".crc").unlink(missing_ok=True)
-        self.lab.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
-
-    def next(self) -> tuple[Output, dict[str, Any]]:
-        return self, {}
-
-    def rows(self) -> list[Row]:
-        return self.lab.rows(self.lab.spark.read.format("delta").load(self.place))
 
 
 def _unlink(folder: WorkPath, name: object) -> None:

@@ -14,8 +14,6 @@ HDFS = pinned(Path(__file__).with_name("hdfs-jars.txt"))
 """NameNode and DataNode, of the Hadoop version whose client Spark brings along."""
 S3A = pinned(Path(__file__).with_name("s3a-jars.txt"))
 """Hadoop's file system for S3 of the same version, and the parts of Amazon's SDK that it uses; Netty is Spark's."""
-DELTA = pinned(Path(__file__).with_name("delta-jars.txt"))
-"""Delta Lake's connector, which is made for one version of Spark: 4.1."""
 
 
 def fetched(jars: Sequence[Jar], java: str) -> list[Path]:

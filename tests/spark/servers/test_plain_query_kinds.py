@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyspark
 import pytest
 
 from bench.kafka_broker import KafkaBroker, add_connector
@@ -142,20 +141,4 @@ def test_a_query_on_s3a(tmp_path: Path) -> None:
             "spark.hadoop.fs.s3a.secret.key": s3.credentials["aws_secret_access_key"],
         }
         root = f"s3a://{s3.bucket}/plain"
-        run(tmp_path, spark=spark, program="timers", how="not in the output", input="remote", output="files", root=root)
-
-
-CONNECTED = [("windows", "in the output"), ("unmatched", "not in the output"), ("filtered", "stopped")]
-
-
-@pytest.mark.skipif(not pyspark.__version__.startswith("4.1."), reason="the connector is made for Spark 4.1")
-@pytest.mark.parametrize("name, how", CONNECTED)
-def test_queries_of_delta_lakes_own_connector(tmp_path: Path, name: str, how: str) -> None:
-    """From tables into a table: make test-spark VERSION=4.1 TESTS=tests/spark/servers/test_plain_query_kinds.py"""
-    needed = jars.fetched(jars.DELTA, f"{find_java_home()}/bin/java")
-    spark = {
-        "spark.jars": ",".join(map(str, needed)),
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    }
-    run(tmp_path, spark=spark, program=name, how=how, input="delta", output="delta", root=str(tmp_path))
+        run(tmp_path, spark=spark, program="timers", how="not in the output", root=root)
