@@ -232,7 +232,7 @@ def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Chan
         task.sink = _sink(process, spec.stages[-1], id.index, tail.instances, pending, planned.take_back_after)
     if mine is not None:
         task.restore(mine, [[s and s.stages[n] for s in siblings] for n in range(len(spec.stages))])
-    elif head.is_source and not head.enumerated and not spec.fused:
+    elif head.is_source and not head.enumerated and not planned.fused:
         dealt_out = redistribution.redistribute_lists([{"splits": range(head.splits)}], head.instances)
         for split in dealt_out[id.index]["splits"]:
             task.assign(split, 0)

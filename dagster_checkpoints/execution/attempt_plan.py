@@ -81,6 +81,7 @@ class AttemptPlan(msgspec.Struct, frozen=True):
     Attributes:
         graph: the execution graph.
         chains: the chains, producers before consumers; also those that have finished, and those that go on meanwhile.
+        built: those of the chains whose tasks are built.
         sources: the instances of all sources.
         finished: the tasks that had finished in the restored checkpoint. They do not run again.
         tasks: the tasks that are built, producers before consumers.
@@ -95,6 +96,7 @@ class AttemptPlan(msgspec.Struct, frozen=True):
 
     graph: ExecutionGraph
     chains: tuple[Chain, ...]
+    built: tuple[Chain, ...] = ()
     sources: tuple[SourceInstance, ...] = ()
     finished: frozenset[TaskId] = frozenset()
     tasks: Mapping[TaskId, TaskPlan] = {}
@@ -132,24 +134,24 @@ def plan_attempt(
     graph = execution_graph(pipeline, chains)
     order = {vertex.name: position for position, vertex in enumerate(graph.vertices)}
     chains = tuple(sorted(chains, key=lambda chain: order[chain.name]))
-    built = [chain for chain in chains if vertices is None or chain.name in vertices]
+    built = tuple(chain for chain in chains if vertices is None or chain.name in vertices)
     take_back_after = restored.checkpoint_id if restored is not None and has_later else None
     finished = restored.finished if restored is not None else frozenset()
     known = restored.max_parallelism if restored is not None else {}
     key_groups = {
         s.name: known.get(s.name) or s.state_partitions or default_max_parallelism(s.parallelism) for s in pipeline.stages
     }
-    tasks = [TaskId(chain.name, index) for chain in built for index in range(len(chain.instances))]
-    chain_of = {chain.name: chain for chain in built}
     return AttemptPlan(
         graph=graph,
         chains=chains,
+        built=built,
         sources=tuple(_sources(pipeline, chains)),
         finished=finished,
         tasks={
-            task: _task(pipeline, chain_of[task.vertex], task, restored, ended_sources, take_back_after)
-            for task in tasks
-            if task not in finished
+            task: _task(pipeline, chain, task, restored, ended_sources, take_back_after)
+            for chain in built
+            for index in range(len(chain.instances))
+            if (task := TaskId(chain.name, index)) not in finished
         },
         settled={chain.name: tuple(_settled(pipeline, chain, restored, take_back_after)) for chain in built} if restored else {},
         take_back_after=take_back_after,

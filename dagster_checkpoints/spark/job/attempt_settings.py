@@ -38,7 +38,3 @@ class AttemptSettings:
     ended_sources: frozenset[tuple[str, str]] = frozenset()
     vertices: Set[str] | None = None
     recorder: Recorder | None = None
-
-    def builds(self, chain: str) -> bool:
-        """Whether the tasks of the chain of this name are built."""
-        return self.vertices is None or chain in self.vertices

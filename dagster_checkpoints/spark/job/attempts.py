@@ -72,8 +72,7 @@ class Attempts:
 
         uploader = SnapshotUploader(self._upload, self._uploads, report)
         deployment = self._deployer.deploy(self._settings(action, restored, job_id), restored, uploader, report)
-        built = [chain.name for chain in deployment.chains if action.vertices is None or chain.name in action.vertices]
-        self._attempt_of.update(dict.fromkeys(built, action.attempt))
+        self._attempt_of.update({chain.name: action.attempt for chain in deployment.plan.built})
         if restored is not None and restored.savepoint is None:
             self._runtime.storage.known(restored.location, restored.metadata.files())  # the deployment has verified them
         return deployment

@@ -1,7 +1,8 @@
 """One attempt to run a pipeline: from stages and a checkpoint to tasks that are ready to start.
 
-Decides which stages share a query, lets Spark check the plans, connects the channels, and puts restored files in place. The
-plans come from `query_plans`, the state from `restored_state`. It must not know the coordinator's rules, nor start anything.
+Performs the plan of an attempt (`execution.attempt_plan`): lets Spark check the plans of its queries, connects the channels, and
+puts restored files in place. The plans of queries come from `query_plans`, the state from `restored_state`. It must not know
+the coordinator's rules, nor start anything.
 """
 
 from __future__ import annotations
@@ -233,7 +234,7 @@ class _Attempt:
 
     def build(self, uploader: SnapshotUploader, report: SendReport, check_canceled: Callable[[], None]) -> Deployment:
         try:
-            for chain in filter(lambda chain: self.settings.builds(chain.name), self.plan.chains):
+            for chain in self.plan.built:
                 for task in self._tasks_of(chain):
                     check_canceled()
                     self.deployment.tasks[task.id] = self._task(task, uploader, report)
@@ -364,10 +365,9 @@ class _Attempt:
     def _settle(self, chain: Chain) -> None:
         for instance in self.plan.settled.get(chain.name, ()):
             folder = self.settings.folder / "tasks" / f"{chain.name}.settled-{instance.index}"
-            sink, files = self.sinks.settled(instance, self._schema(instance.stage), folder), instance.snapshot
-            self.deployment.settled.append(
-                SettledSink(sink, instance.snapshot.transactions, self.state.transaction_files(files, folder))
-            )
+            sink = self.sinks.settled(instance, self._schema(instance.stage), folder)
+            files = self.state.transaction_files(instance.snapshot, folder)
+            self.deployment.settled.append(SettledSink(sink, instance.snapshot.transactions, files))
 
     def _schema(self, stage: str) -> StructType:
         return self.deployment.schemas.get(stage, StructType())  # a finished stage writes nothing, and may have none

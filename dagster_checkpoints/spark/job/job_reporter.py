@@ -102,7 +102,7 @@ class JobReporter:
             seconds: The time that building the attempt took.
             vertices: The chains that start again, while the tasks of the others go on; None for all.
         """
-        built = [chain for chain in deployment.chains if vertices is None or chain.name in vertices]
+        built = deployment.plan.built
         names, stages = {chain.name for chain in built}, {stage for chain in built for stage in chain.stages}
         self.deployment, self.coordinator = deployment, coordinator
         self._finished = {task for task in self._finished if task.vertex not in names} | set(deployment.finished)
