@@ -60,17 +60,34 @@ def test_a_job_that_is_cancelled_too_late_does_not_read_its_rows_again(
 
 
 def test_other_instances_that_a_restore_refuses_are_not_tried(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
-    """With two instances the first stage has its own query: a restore does not divide a query and change instances at once."""
+    """The two instances share their rows by no column, so that no other number of them can take over what they keep."""
 
-    @stage(inputs={"orders": StageInput(key="shop")})
-    def of_shop(orders: Any) -> Any:
+    @stage(instances=("a", "b"))
+    def once(orders: Any) -> Any:
         return orders.dropDuplicates(["shop", "at"])
 
-    @stage(sink=ParquetSink(NOWHERE), inputs={"of_shop": StageInput()})
-    def sales(of_shop: Any) -> Any:
-        return of_shop.groupBy(F.window("at", "1 hour"), "shop").agg(F.sum("price").alias("sum"))
+    @stage(sink=ParquetSink(NOWHERE), inputs={"once": StageInput()})
+    def sales(once: Any) -> Any:
+        return once.groupBy(F.window("at", "1 hour"), "shop").agg(F.sum("price").alias("sum"))
 
     with caplog.at_level(logging.WARNING, "dagster_checkpoints"):
-        checked = check_pipeline(pipeline(of_shop, sales), {"orders": some_rows()}, spark=spark, histories=5)
+        checked = check_pipeline(
+            pipeline(once, sales), {"orders": some_rows()}, spark=spark, histories=5, allow=["no column routes its rows"]
+        )
     assert "other instances are not tried, since a restore refuses them" in caplog.text
     assert len(checked.histories) == 7 and not any(run.instances for history in checked.histories for run in history.runs)
+
+
+def test_other_instances_are_tried_where_they_divide_a_query(spark: SparkSession) -> None:
+    """With two instances the first stage has a query of its own, which begins with its part of the state of all stages' query."""
+
+    @stage(inputs={"orders": StageInput(key="shop")})
+    def once(orders: Any) -> Any:
+        return orders.dropDuplicates(["shop", "at"])
+
+    @stage(sink=ParquetSink(NOWHERE), inputs={"once": StageInput()})
+    def sales(once: Any) -> Any:
+        return once.groupBy(F.window("at", "1 hour"), "shop").agg(F.sum("price").alias("sum"))
+
+    checked = check_pipeline(pipeline(once, sales), {"orders": some_rows()}, spark=spark, histories=5)
+    assert [dict(run.instances) for run in checked.histories[-1].runs] == [{}, {"once": ("i0", "i1")}]
