@@ -102,8 +102,9 @@ def test_a_batch_that_is_written_again_keeps_its_place(job: Job) -> None:
     sink = job.sink()
     for batch_id, columns in ((1, rows((1, "one"))), (2, rows((1, "two"))), (1, rows((1, "one again")))):
         sink.write(BATCH, [job.lake.segment(**columns)], batch_id)
+    sink.write(BATCH, [job.lake.segment(**rows((2, text))) for text in ("earlier", "later")], 3)
     job.commit(sink)
-    assert job.rows() == [(1, "two")]
+    assert job.rows() == [(1, "two"), (2, "later")]
 
 
 def test_files_without_a_key_of_the_transaction_stay_as_they_are(job: Job) -> None:

@@ -184,10 +184,17 @@ def test_files_that_another_program_has_deleted_are_named(lake: LakeRows[Any]) -
 def test_a_newer_owner_between_check_and_commit_wins(lake: LakeRows[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     late = lake.opened(epoch=6, attempt="late")
     text = lake.staged(late, 1, 1)
-    lake.overtake(monkeypatch, lambda: lake.opened(epoch=7, attempt="newer").recover([]))
+    newer = lake.opened(epoch=7, attempt="newer")
+    lake.overtake(monkeypatch, lambda: newer.recover([]))
     with pytest.raises(SinkFenced, match=r"epoch 6.*epoch 7"):
         late.commit(text)
     assert lake.rows() == []
+    newer.commit(lake.staged(newer, 1, 2))
+    version = lake.version()
+    for act in (lambda: late.commit(text), lambda: late.recover([text]), lambda: late.abort(text)):
+        with pytest.raises(SinkFenced, match=r"epoch 6.*epoch 7"):
+            act()
+    assert (lake.version(), lake.rows()) == (version, [2])
 
 
 def test_two_processes_that_commit_the_same_transaction_commit_it_once(

@@ -153,6 +153,9 @@ def test_a_commit_that_was_interrupted_is_completed_or_hidden_whole(
     assert folder.numbers() == [1]
     folder.opened(as_=context(epoch=3), new=False).recover([], restored=2)
     assert folder.numbers() == [1, 2, 3]
+    folder.opened(as_=context(epoch=4), new=False).recover([], restored=1)
+    folder.opened(as_=context(epoch=5, job=2), new=False).recover([transaction])  # a savepoint that another job goes on from
+    assert folder.numbers() == [1, 2, 3]
 
 
 # New starts
@@ -269,12 +272,15 @@ def test_only_later_rows_of_the_own_job_and_instance_are_taken_back(folder: Fold
 
 def test_rows_that_were_taken_back_and_deleted_are_lost(folder: Folder) -> None:
     sink = folder.opened()
-    for checkpoint_id in (1, 2):
+    for checkpoint_id in (1, 2, 3, 4):
         folder.commit(sink, checkpoint_id, numbers(checkpoint_id))
     folder.opened(as_=context(epoch=2), new=False).recover([], restored=1)
-    (file,) = folder.hidden
-    shutil.rmtree(file.parent)
-    with pytest.raises(SinkTransactionLost, match=r"taken back since.* found no .*2-job1.*backup"):
-        folder.opened(as_=context(epoch=3), new=False).recover([], restored=2)
+    for file in folder.hidden:
+        if "2-job1" not in str(file):
+            shutil.rmtree(file.parent)
+    (kept,) = folder.hidden
+    with pytest.raises(SinkTransactionLost, match=r"taken back since.* found no .*3-job1.*4-job1.*backup"):
+        folder.opened(as_=context(epoch=3), new=False).recover([], restored=4)
+    assert (folder.numbers(), list(folder.hidden)) == ([1], [kept])  # a refusal changes nothing
     folder.opened(as_=context(epoch=4), new=False).recover([], restored=1)
     assert folder.numbers() == [1]

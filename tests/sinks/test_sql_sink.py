@@ -36,6 +36,7 @@ from dagster_checkpoints.sinks import (
     SinkCommit,
     SinkContext,
     SinkError,
+    SinkFenced,
     SinkHoldsEarlierRows,
     SinkLibraryMissing,
     SinkPathInUse,
@@ -353,6 +354,26 @@ def test_names_that_sqlite_cannot_distinguish(sqlite: Database) -> None:
 
 
 # Commits
+
+
+def test_an_older_owner_stages_nothing_and_no_staging_table_stays(database: Database) -> None:
+    late = database.opened(context(epoch=6))
+    held = database.staged(late, 1, 1, 2)
+    files = {name: path.rename(database.folder / name) for name, path in late.transaction_files(held).items()}
+    newer = database.opened(context(epoch=7, attempt="newer"))
+    newer.recover([])
+    assert database.rows() == []
+    without = [name for name in database.tables() if name != "t"]
+    for act in (lambda: database.write(late, _numbers(3), 2), lambda: late.restore_transaction(held, files)):
+        with pytest.raises(SinkFenced, match=r"epoch 6.*epoch 7"):
+            act()
+        assert [name for name in database.tables() if name != "t"] == without
+    newer.commit(database.staged(newer, 2, 4))
+    newer.abort(database.staged(newer, 3, 5))
+    database.write(newer, _numbers(6), 4)
+    newer.close()
+    database.opened(context(epoch=8, attempt="newest")).recover([])
+    assert ([name for name in database.tables() if name != "t"], database.rows()) == (without, [(4,)])
 
 
 def test_a_commit_of_unknown_outcome(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
