@@ -110,6 +110,7 @@ class PendingStatus(msgspec.Struct, frozen=True, kw_only=True):
         acknowledged: number of tasks that have acknowledged it.
         expected: number of tasks that must acknowledge it.
         seconds: seconds since it was triggered.
+        waits_for: the tasks that have not acknowledged, by the stages of their query and the instance.
     """
 
     checkpoint_id: int
@@ -117,6 +118,13 @@ class PendingStatus(msgspec.Struct, frozen=True, kw_only=True):
     acknowledged: int
     expected: int
     seconds: float
+    waits_for: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """How many tasks have acknowledged, and which have not, for people."""
+        count = f"{self.acknowledged} of {self.expected} tasks"
+        return f"{count}, waits for {_named(self.waits_for)}" if self.waits_for else count
 
 
 class VertexPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,11 +230,7 @@ class StopStatus(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """How far it is, and what it waits for, for people."""
         state = self.state.lower().replace("_", " ")
-        if not self.waits_for:
-            return state
-        more = len(self.waits_for) - _NAMED
-        named = ", ".join(self.waits_for[:_NAMED])
-        return f"{state}: {named} and {more} more" if more > 0 else f"{state}: {named}"
+        return f"{state}: {_named(self.waits_for)}" if self.waits_for else state
 
 
 class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -280,6 +284,11 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class _StatusVersion(msgspec.Struct):
     version: int
+
+
+def _named(names: tuple[str, ...]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 # Made at import: two threads that decode a type for the first time at the same moment crash msgspec.

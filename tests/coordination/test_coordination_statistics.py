@@ -104,6 +104,7 @@ def test_a_checkpoint_in_progress(graph_of: Graphs) -> None:
     assert (record.checkpoint_id, record.request_id, record.properties.request_id) == (1, "mine", "mine too")
     assert (record.triggered_at, record.ended_at, record.duration) == (5, None, None)
     assert (record.status, record.expected, record.acknowledged) == (CheckpointStatus.IN_PROGRESS, 3, 1)
+    assert record.waits_for == (A0, B0)
     assert record.measured == TaskStatistics(sync_seconds=0.5, new_bytes=10, total_bytes=30, in_flight_bytes=2)
     assert job.statistics.counts == CheckpointCounts(triggered=1, in_progress=1)
     job.do(Acknowledged(A1, 1, None, TaskStatistics(new_bytes=99)))

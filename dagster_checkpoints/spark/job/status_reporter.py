@@ -300,6 +300,7 @@ def _of_checkpoints(status: PipelineStatus, statistics: CheckpointStatistics, no
             acknowledged=record.acknowledged,
             expected=record.expected,
             seconds=now - record.triggered_at,
+            waits_for=tuple(_task_name(status, task) for task in record.waits_for),
         )
         for record in statistics.in_progress
     )
@@ -324,6 +325,13 @@ def _of_checkpoints(status: PipelineStatus, statistics: CheckpointStatistics, no
         last_checkpoint=_checkpoint(last, status.updated_at, now) if last else None,
         last_failure=_failure(failed, status.updated_at, now) if failed else None,
     )
+
+
+def _task_name(status: PipelineStatus, task: TaskId) -> str:
+    """A task as people know it: the stages of its query, and its instance where there are several."""
+    stages = next(stages for stages in status.chains if stages[0] == task.vertex)
+    instances = next(stage.instances for stage in status.stages if stage.name == task.vertex)
+    return " + ".join(stages) + (f"[{instances[task.index].name}]" if len(instances) > 1 else "")
 
 
 def _checkpoint(last: CheckpointRecord, at: datetime, now: float) -> CompletedCheckpointStatus:
