@@ -198,6 +198,8 @@ class CheckpointCountsStatus(msgspec.Struct, frozen=True, kw_only=True):
         failed: number that failed, including those refused before they were given an id.
         savepoints: number of completed savepoints.
         restored: number of starts of the job from a checkpoint or savepoint: the run's first start and restarts.
+        failed_in_a_row: number that have failed since one has completed, without those that were given up because of something
+            else, such as a restart.
     """
 
     triggered: int = 0
@@ -205,6 +207,7 @@ class CheckpointCountsStatus(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     savepoints: int = 0
     restored: int = 0
+    failed_in_a_row: int = 0
     duration_p50: float = 0.0
     duration_p99: float = 0.0
     duration_max: float = 0.0
@@ -257,6 +260,8 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
         stop: the stop under way.
         checkpoint_interval: seconds between periodic checkpoints at present; None if there are none, or if an earlier release
             wrote the status.
+        checkpoints_since: when that interval began to count, by the owner's wall clock: a periodic checkpoint is due at most an
+            interval later. None before the job's first event.
         version: version of this format.
     """
 
@@ -279,6 +284,7 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: CheckpointCountsStatus | None = None
     stop: StopStatus | None = None
     checkpoint_interval: float | None = None
+    checkpoints_since: Moment | None = None
     version: int = VERSION
 
 

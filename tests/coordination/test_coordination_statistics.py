@@ -199,6 +199,23 @@ def test_counts(graph_of: Graphs) -> None:
     assert job.statistics.counts.failed == 3
 
 
+def test_failures_in_a_row(graph_of: Graphs) -> None:
+    job = Job(graph_of)
+    for number in (1, 2):
+        job.trigger(str(number))
+        job.do(Declined(A0, number))
+    assert job.statistics.counts.failed_in_a_row == 2
+    job.trigger("3")
+    job.do(TasksRestarting())  # that 3 was given up is no sign of anything, and 1 and 2 still are
+    assert (job.statistics.counts.failed, job.statistics.counts.failed_in_a_row) == (3, 2)
+    for task in TASKS:
+        job.do(TaskStateChanged(task, TaskState.RUNNING))
+    for number in (4, 5, 6):
+        job.trigger(str(number))
+    job.complete(6)  # 4 and 5 are subsumed
+    assert (job.statistics.counts.failed, job.statistics.counts.failed_in_a_row) == (5, 0)
+
+
 def test_one_that_fails_before_it_has_an_id_counts(graph_of: Graphs) -> None:
     coordinator = CheckpointCoordinator(graph_of("V0 p1; V1 p1"), CheckpointConfig(interval=5.0))
     for vertex in ("V0", "V1"):

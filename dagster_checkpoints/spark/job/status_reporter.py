@@ -38,7 +38,6 @@ from dagster_checkpoints.coordination import (
     CheckpointCoordinator,
     CheckpointPlan,
     CheckpointRecord,
-    CheckpointStatistics,
     TaskState,
     VertexStatistics,
 )
@@ -181,7 +180,7 @@ class StatusReporter:
         )
         if job is not None and job.reporter.deployment is not None and job.machine.coordinator is not None:
             status = _of_job(status, self._pipeline, job, job.reporter.deployment, job.machine.coordinator)
-            status = _of_checkpoints(status, job.machine.coordinator.statistics, self._monotonic())
+            status = _of_checkpoints(status, job.machine.coordinator, self._monotonic())
         if self._metrics is not None:
             self._metrics.update(status)
         return status
@@ -292,7 +291,8 @@ def _instance(
     )
 
 
-def _of_checkpoints(status: PipelineStatus, statistics: CheckpointStatistics, now: float) -> PipelineStatus:
+def _of_checkpoints(status: PipelineStatus, coordinator: CheckpointCoordinator, now: float) -> PipelineStatus:
+    statistics, since = coordinator.statistics, coordinator.interval_since
     pending = tuple(
         PendingStatus(
             checkpoint_id=record.checkpoint_id,
@@ -311,6 +311,7 @@ def _of_checkpoints(status: PipelineStatus, statistics: CheckpointStatistics, no
         failed=counts.failed,
         savepoints=counts.savepoints,
         restored=counts.restored,
+        failed_in_a_row=counts.failed_in_a_row,
         duration_p50=duration.percentile(50),
         duration_p99=duration.percentile(99),
         duration_max=duration.maximum,
@@ -324,6 +325,7 @@ def _of_checkpoints(status: PipelineStatus, statistics: CheckpointStatistics, no
         checkpoints=checkpoints,
         last_checkpoint=_checkpoint(last, status.updated_at, now) if last else None,
         last_failure=_failure(failed, status.updated_at, now) if failed else None,
+        checkpoints_since=status.updated_at - timedelta(seconds=now - since) if since is not None else None,
     )
 
 

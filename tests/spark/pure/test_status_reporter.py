@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from dagster_checkpoints.coordination import (
     CheckpointConfig,
     CheckpointCoordinator,
     CheckpointRequested,
+    MetadataWriteFailed,
     NoRestart,
     TaskState,
     TaskStateChanged,
@@ -67,7 +68,7 @@ def test_a_checkpoint_under_way_names_the_tasks_that_it_waits_for() -> None:
     graph = ExecutionGraph(
         (Vertex("live", ("live",), 2), Vertex("sums", ("sums", "table"), 1)), (VertexEdge(0, 1, EdgePattern.ALL_TO_ALL),)
     )
-    coordinator = CheckpointCoordinator(graph, CheckpointConfig(interval=None))
+    coordinator = CheckpointCoordinator(graph, CheckpointConfig(interval=60.0))
     tasks = (TaskId("live", 0), TaskId("live", 1), TaskId("sums", 0))
     for task in tasks:
         coordinator.handle(TaskStateChanged(task, TaskState.RUNNING), 0.0)
@@ -92,5 +93,10 @@ def test_a_checkpoint_under_way_names_the_tasks_that_it_waits_for() -> None:
     for task in (None, tasks[1], tasks[0], tasks[2]):
         if task is not None:
             coordinator.handle(Acknowledged(task, 1, None), 1.0)
-        found += [each.text for each in status_reporter._of_checkpoints(status, coordinator.statistics, 2.0).pending]
+        found += [each.text for each in status_reporter._of_checkpoints(status, coordinator, 2.0).pending]
     assert found == expected
+    reported = status_reporter._of_checkpoints(status, coordinator, 2.0)
+    assert reported.checkpoints_since == status.updated_at - timedelta(seconds=2)
+    coordinator.handle(MetadataWriteFailed(1, "the disk is full"), 3.0)
+    counts = status_reporter._of_checkpoints(status, coordinator, 3.0).checkpoints
+    assert counts is not None and (counts.failed, counts.failed_in_a_row) == (1, 1)
