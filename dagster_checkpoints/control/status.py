@@ -198,8 +198,8 @@ class CheckpointCountsStatus(msgspec.Struct, frozen=True, kw_only=True):
         failed: number that failed, including those refused before they were given an id.
         savepoints: number of completed savepoints.
         restored: number of starts of the job from a checkpoint or savepoint: the run's first start and restarts.
-        failed_in_a_row: number that have failed since one has completed, without those that were given up because of something
-            else, such as a restart.
+        failed_in_a_row: number of checkpoints that have failed since one, or a savepoint, has completed, without those that were
+            given up because of something else, such as a restart.
     """
 
     triggered: int = 0

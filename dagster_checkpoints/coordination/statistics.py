@@ -83,7 +83,8 @@ class CheckpointCounts:
         failed: number that have failed, including those that failed before they were given an id.
         savepoints: number of completed savepoints.
         restored: number of starts of the job from a checkpoint or savepoint.
-        failed_in_a_row: number that have failed since one has completed, for a reason that counts (`FailureReason.counts`).
+        failed_in_a_row: number of checkpoints that have failed since one, or a savepoint, has completed, for a reason that counts
+            (`FailureReason.counts`).
     """
 
     triggered: int = 0
@@ -209,8 +210,8 @@ class CheckpointStatistics:
         self._numbers["failed"] += 1
         if action.checkpoint_id is None:
             return
-        self._numbers["failed_in_a_row"] += action.reason.counts
         record, _ = self._in_progress.pop(action.checkpoint_id)
+        self._numbers["failed_in_a_row"] += action.reason.counts and not record.properties.is_savepoint
         record = replace(record, status=CheckpointStatus.FAILED, ended_at=now, reason=action.reason, message=action.message)
         self.latest_failed = record
         self._ended(record)

@@ -210,10 +210,13 @@ def test_failures_in_a_row(graph_of: Graphs) -> None:
     assert (job.statistics.counts.failed, job.statistics.counts.failed_in_a_row) == (3, 2)
     for task in TASKS:
         job.do(TaskStateChanged(task, TaskState.RUNNING))
-    for number in (4, 5, 6):
+    job.trigger("4", SAVEPOINT)
+    job.do(Declined(A0, 4))
+    assert (job.statistics.counts.failed, job.statistics.counts.failed_in_a_row) == (4, 2), "a savepoint's failure never counts"
+    for number in (5, 6, 7):
         job.trigger(str(number))
-    job.complete(6)  # 4 and 5 are subsumed
-    assert (job.statistics.counts.failed, job.statistics.counts.failed_in_a_row) == (5, 0)
+    job.complete(7)  # 5 and 6 are subsumed
+    assert (job.statistics.counts.failed, job.statistics.counts.failed_in_a_row) == (6, 0)
 
 
 def test_one_that_fails_before_it_has_an_id_counts(graph_of: Graphs) -> None:
