@@ -258,8 +258,8 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
         last_failure: the latest failed checkpoint or savepoint of this run.
         checkpoints: numbers and durations of this run's checkpoints.
         stop: the stop under way.
-        checkpoint_interval: seconds between periodic checkpoints at present; None if there are none, or if an earlier release
-            wrote the status.
+        checkpoint_interval: seconds between periodic checkpoints at present, at least the least pause; None if there are none, or
+            if an earlier release wrote the status.
         checkpoints_since: when that interval began to count, by the owner's wall clock: a periodic checkpoint is due at most an
             interval later. None before the job's first event.
         version: version of this format.

@@ -228,7 +228,6 @@ def _of_job(
         roots=plan.roots_without(job.reporter.announced) if running and isinstance(plan, CheckpointPlan) else (),
         chains=tuple(chain.stages for chain in deployment.chains),
         stages=tuple(stages),
-        checkpoint_interval=coordinator.interval or None,
         stop=_stop(machine.requests, stages),
     )
 
@@ -325,6 +324,7 @@ def _of_checkpoints(status: PipelineStatus, coordinator: CheckpointCoordinator, 
         checkpoints=checkpoints,
         last_checkpoint=_checkpoint(last, status.updated_at, now) if last else None,
         last_failure=_failure(failed, status.updated_at, now) if failed else None,
+        checkpoint_interval=max(coordinator.interval, coordinator.config.min_pause) if coordinator.interval else None,
         checkpoints_since=status.updated_at - timedelta(seconds=now - since) if since is not None else None,
     )
 

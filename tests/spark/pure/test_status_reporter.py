@@ -97,6 +97,10 @@ def test_a_checkpoint_under_way_names_the_tasks_that_it_waits_for() -> None:
     assert found == expected
     reported = status_reporter._of_checkpoints(status, coordinator, 2.0)
     assert reported.checkpoints_since == status.updated_at - timedelta(seconds=2)
+    for setting, expected in (({}, 60.0), ({"min_pause": 300.0}, 300.0), ({"interval": None}, None)):
+        config = CheckpointConfig(**{"interval": 60.0, **setting})  # type: ignore[arg-type]
+        other = CheckpointCoordinator(graph, config)
+        assert status_reporter._of_checkpoints(status, other, 2.0).checkpoint_interval == expected
     coordinator.handle(MetadataWriteFailed(1, "the disk is full"), 3.0)
     counts = status_reporter._of_checkpoints(status, coordinator, 3.0).checkpoints
     assert counts is not None and (counts.failed, counts.failed_in_a_row) == (1, 1)
