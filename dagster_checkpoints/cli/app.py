@@ -80,5 +80,5 @@ def app() -> None:
     """Checkpoints and savepoints of pipelines: show them, take them, stop and resume with them.
 
     Works from any process and machine that reaches the checkpoint storage, and uses nothing but the storage. Every command takes
-    --pipeline, and --json for programs; all but check take --storage.
+    --json for programs; all but replay --pipeline; all but check and replay --storage.
     """

@@ -193,7 +193,7 @@ def _under_way(status: PipelineStatus) -> list[RenderableType]:
             grid.add_row(
                 Text(f"{pending.kind} {pending.checkpoint_id}"),
                 ProgressBar(total=max(pending.expected, 1), completed=pending.acknowledged, width=_BAR),
-                Text(f"{pending.acknowledged} of {pending.expected} tasks, {seconds_in_words(pending.seconds)}"),
+                Text(f"{seconds_in_words(pending.seconds)}: {pending.text}"),
             )
         lines.append(grid)
     return lines

@@ -8,7 +8,7 @@ Source: Flink's metrics of checkpoints, `currentOutputWatermark`, `numRecordsOut
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from itertools import pairwise
 from typing import Literal
@@ -39,7 +39,7 @@ class HealthThresholds(msgspec.Struct, frozen=True, kw_only=True):
     """From when a pipeline counts as unhealthy. None switches a rule off.
 
     Args:
-        failed_checkpoints: Number of consecutive checkpoints that have failed.
+        failed_checkpoints: Number of consecutive checkpoints that have failed, as `tolerable_failed_checkpoints` counts them.
         checkpoint_intervals: Number of intervals without a completed checkpoint.
         slow_checkpoint: Seconds that the newest checkpoint took.
         standing_watermark: Seconds in which a stage emits rows and its watermark stands still.
@@ -50,7 +50,8 @@ class HealthThresholds(msgspec.Struct, frozen=True, kw_only=True):
         restarts: Number of restarts within the time that the memory reaches back, 24 looks.
 
     Raises:
-        InvalidThresholdError: A threshold is not a number above 0; or a number of things (checkpoints, looks, rows) is not whole.
+        InvalidThresholdError: A threshold is not a number above 0; or a number of things (checkpoints, looks, rows) is not whole;
+            or a rule would need more looks than the 24 that are remembered.
     """
 
     failed_checkpoints: int | None = 2
@@ -70,6 +71,10 @@ class HealthThresholds(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None and not (is_number(value, above=0) and (not whole or value == int(value))):
                 kind = "whole number" if whole else "number"
                 raise InvalidThresholdError(f"HealthThresholds({name}={value!r}): expected a {kind} above 0, or None for no rule")
+            if value is not None and name.startswith("growing_") and value > SAMPLES:
+                raise InvalidThresholdError(
+                    f"HealthThresholds({name}={value!r}): expected at most {SAMPLES}, which are remembered"
+                )
             if value is not None and whole:
                 msgspec.structs.force_setattr(self, name, int(value))
 
@@ -98,22 +103,33 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Args:
         at: the time of the look, seconds since 1970.
         attempt: the job's attempt.
-        failed: number of failed checkpoints of the run.
-        completed: number of completed ones.
         size: bytes of the newest checkpoint.
-        rows, late, lag: by stage, its emitted, dropped and unread rows.
-        watermarks: by stage, its watermark, epoch ms.
+        late, lag: by stage, its dropped and unread rows.
     """
 
     at: float
     attempt: int = 1
-    failed: int = 0
-    completed: int = 0
     size: int = 0
-    rows: dict[str, int] = {}
     late: dict[str, int] = {}
     lag: dict[str, int] = {}
-    watermarks: dict[str, int] = {}
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """A watermark that stands still while its stage emits rows.
+
+    Args:
+        watermark_ms: the watermark, epoch ms.
+        since: the time of the last look at it before rows came, seconds since 1970.
+        rows: number of rows that the stage had emitted then.
+        latest: the time of the latest look that has found new rows.
+        latest_rows: number of rows then.
+    """
+
+    watermark_ms: int
+    since: float
+    rows: int
+    latest: float
+    latest_rows: int
 
 
 class HealthMemory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -122,10 +138,12 @@ class HealthMemory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     Args:
         epoch: epoch of the run.
         samples: oldest first, at least a minute apart.
+        standing: by stage, since when its watermark stands still.
     """
 
     epoch: int = 0
     samples: tuple[Sample, ...] = ()
+    standing: dict[str, Standing] = {}
 
 
 APART_SECONDS = 60.0
@@ -159,7 +177,8 @@ def health_of(
     problems = list(_silent(state, status, now))
     if status is not None:
         sample = _sample(status, now)
-        problems += _found(status, memory.samples, sample, thresholds)
+        memory = msgspec.structs.replace(memory, standing=_standing(status, memory.standing, thresholds, sample.at))
+        problems += _found(status, memory, sample, thresholds)
         memory = _remembered(memory, sample)
     return sorted(problems, key=lambda problem: problem.severity != "error"), memory
 
@@ -189,12 +208,12 @@ def _silent(state: PipelineState, status: PipelineStatus | None, now: datetime) 
     yield HealthProblem("silent", "error", text)
 
 
-def _found(
-    status: PipelineStatus, before: tuple[Sample, ...], sample: Sample, thresholds: HealthThresholds
-) -> Iterator[HealthProblem]:
-    yield from _checkpoints(status, before, sample, thresholds)
+def _found(status: PipelineStatus, memory: HealthMemory, sample: Sample, thresholds: HealthThresholds) -> Iterator[HealthProblem]:
+    before = memory.samples
+    yield from _checkpoints(status, thresholds)
     for stage in status.stages:
         if not stage.finished:
+            yield from _stands_still(stage.name, memory.standing.get(stage.name), thresholds)
             yield from _stage(stage, before, sample, thresholds)
     limit = thresholds.growing_state
     sizes = [each.size for each in (*before, sample)]
@@ -208,19 +227,18 @@ def _found(
         yield HealthProblem("restarts", "error", f"the job was restarted {restarts} times in the last {minutes:.0f} minutes")
 
 
-def _checkpoints(
-    status: PipelineStatus, before: tuple[Sample, ...], sample: Sample, thresholds: HealthThresholds
-) -> Iterator[HealthProblem]:
-    failure, last = status.last_failure, status.last_checkpoint
-    in_a_row = _failed_in_a_row(status, before, sample)
+def _checkpoints(status: PipelineStatus, thresholds: HealthThresholds) -> Iterator[HealthProblem]:
+    failure, last, counts = status.last_failure, status.last_checkpoint, status.checkpoints
+    in_a_row = counts.failed_in_a_row if counts is not None else 0
     if thresholds.failed_checkpoints is not None and failure is not None and in_a_row >= thresholds.failed_checkpoints:
         text = f"the latest {in_a_row} checkpoints have failed, the last one with {failure.reason}: {failure.message}"
         yield HealthProblem("failed_checkpoints", "error", text)
     interval = status.checkpoint_interval
     if thresholds.checkpoint_intervals is not None and interval and status.phase == "running":
-        since = last.completed_at if last is not None else status.started_at
-        age = (status.updated_at - since).total_seconds()
-        if age > thresholds.checkpoint_intervals * interval:
+        newest = last.completed_at if last is not None else status.started_at
+        due_since = max(newest, status.checkpoints_since or newest)  # while the job starts, none can complete
+        if (status.updated_at - due_since).total_seconds() > thresholds.checkpoint_intervals * interval:
+            age = (status.updated_at - newest).total_seconds()
             what = f"completed {age:.0f} s ago" if last is not None else f"is missing {age:.0f} s after the start"
             text = f"the newest checkpoint {what}; expected one every {interval:g} s"
             yield HealthProblem("checkpoint_intervals", "error", text)
@@ -229,31 +247,44 @@ def _checkpoints(
         yield HealthProblem("slow_checkpoint", "warning", text)
 
 
-def _failed_in_a_row(status: PipelineStatus, before: tuple[Sample, ...], sample: Sample) -> int:
-    """The number of checkpoints that have failed since one completed, as far as it is known."""
-    failure, last = status.last_failure, status.last_checkpoint
-    if failure is None or (last is not None and last.completed_at >= failure.failed_at):
-        return 0
-    if last is None:
-        return sample.failed
-    at_last = [each.failed for each in before if each.completed == sample.completed]
-    return sample.failed - at_last[0] if at_last and sample.failed > at_last[0] else 1
+def _standing(
+    status: PipelineStatus, before: Mapping[str, Standing], thresholds: HealthThresholds, at: float
+) -> dict[str, Standing]:
+    """By stage, its watermark, and for how long rows have been emitted under it. A pause without rows is no sign of anything."""
+    standing: dict[str, Standing] = {}
+    limit = thresholds.standing_watermark
+    if limit is None:
+        return standing
+    for stage in status.stages:
+        known = [i.watermark_ms for i in stage.instances if i.watermark_ms is not None and not i.end_of_data]
+        if stage.finished or not known or stage.rows is None:
+            continue
+        found, now = before.get(stage.name), Standing(min(known), at, stage.rows, at, stage.rows)
+        if found is None or found.watermark_ms != now.watermark_ms:
+            found = now
+        elif stage.rows > found.latest_rows:
+            found = msgspec.structs.replace(found, latest=at, latest_rows=stage.rows)
+        elif stage.rows < found.latest_rows or found.latest == found.since or at - found.latest > limit:
+            found = now
+        standing[stage.name] = found
+    return standing
+
+
+def _stands_still(stage: str, found: Standing | None, thresholds: HealthThresholds) -> Iterator[HealthProblem]:
+    limit = thresholds.standing_watermark
+    if limit is None or found is None or found.latest - found.since < limit:
+        return
+    moment = watermark_moment(found.watermark_ms)
+    stands_at = moment.astimezone().isoformat(timespec="seconds") if moment is not None else f"{found.watermark_ms} ms since 1970"
+    minutes, rows = (found.latest - found.since) / 60, found.latest_rows - found.rows
+    text = f"the watermark stands still at {stands_at} for {minutes:.0f} minutes, in which {rows:,} rows were emitted"
+    yield HealthProblem("standing_watermark", "error", f"{stage}: {text}")
 
 
 def _stage(
     stage: StageStatus, before: tuple[Sample, ...], sample: Sample, thresholds: HealthThresholds
 ) -> Iterator[HealthProblem]:
-    name, limit = stage.name, thresholds.standing_watermark
-    watermark = sample.watermarks.get(name)
-    same = [each for each in before if watermark is not None and each.watermarks.get(name) == watermark]
-    if limit is not None and same and sample.at - same[0].at >= limit:
-        rows = sample.rows.get(name, 0) - same[0].rows.get(name, 0)
-        if rows > 0:
-            moment = watermark_moment(watermark or 0)
-            at = moment.astimezone().isoformat(timespec="seconds") if moment is not None else f"{watermark} ms since 1970"
-            minutes = (sample.at - same[0].at) / 60
-            text = f"{name}: the watermark stands still at {at} for {minutes:.0f} minutes, in which {rows:,} rows were emitted"
-            yield HealthProblem("standing_watermark", "error", text)
+    name = stage.name
     lags = [each.lag[name] for each in (*before, sample) if name in each.lag]
     if thresholds.growing_lag is not None and _grows(lags, thresholds.growing_lag):
         text = f"{name}: {lags[-1]:,} messages are unread, {thresholds.growing_lag} looks ago it were "
@@ -275,13 +306,8 @@ def _grows(values: list[int], times: int) -> bool:
 
 
 def _sample(status: PipelineStatus, now: datetime) -> Sample:
-    counts, last = status.checkpoints, status.last_checkpoint
+    last = status.last_checkpoint
     stages = [stage for stage in status.stages if not stage.finished]
-    watermarks = {
-        stage.name: min(known)
-        for stage in stages
-        if (known := [i.watermark_ms for i in stage.instances if i.watermark_ms is not None and not i.end_of_data])
-    }
     lags = {
         stage.name: sum(known)
         for stage in stages
@@ -290,11 +316,7 @@ def _sample(status: PipelineStatus, now: datetime) -> Sample:
     return Sample(
         at=now.timestamp(),
         attempt=status.attempt,
-        failed=counts.failed if counts is not None else 0,
-        completed=counts.completed if counts is not None else 0,
         size=last.total_bytes if last is not None else 0,
-        rows={stage.name: stage.rows for stage in stages if stage.rows is not None},
         late={stage.name: stage.late_rows for stage in stages if stage.late_rows},
         lag=lags,
-        watermarks=watermarks,
     )

@@ -110,6 +110,7 @@ class PendingStatus(msgspec.Struct, frozen=True, kw_only=True):
         acknowledged: number of tasks that have acknowledged it.
         expected: number of tasks that must acknowledge it.
         seconds: seconds since it was triggered.
+        waits_for: the tasks that have not acknowledged, by the stages of their query and the instance.
     """
 
     checkpoint_id: int
@@ -117,6 +118,13 @@ class PendingStatus(msgspec.Struct, frozen=True, kw_only=True):
     acknowledged: int
     expected: int
     seconds: float
+    waits_for: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """How many tasks have acknowledged, and which have not, for people."""
+        count = f"{self.acknowledged} of {self.expected} tasks"
+        return f"{count}, waits for {_named(self.waits_for)}" if self.waits_for else count
 
 
 class VertexPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,6 +198,8 @@ class CheckpointCountsStatus(msgspec.Struct, frozen=True, kw_only=True):
         failed: number that failed, including those refused before they were given an id.
         savepoints: number of completed savepoints.
         restored: number of starts of the job from a checkpoint or savepoint: the run's first start and restarts.
+        failed_in_a_row: number of checkpoints that have failed since one, or a savepoint, has completed, without those that were
+            given up because of something else, such as a restart.
     """
 
     triggered: int = 0
@@ -197,6 +207,7 @@ class CheckpointCountsStatus(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     savepoints: int = 0
     restored: int = 0
+    failed_in_a_row: int = 0
     duration_p50: float = 0.0
     duration_p99: float = 0.0
     duration_max: float = 0.0
@@ -222,11 +233,7 @@ class StopStatus(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """How far it is, and what it waits for, for people."""
         state = self.state.lower().replace("_", " ")
-        if not self.waits_for:
-            return state
-        more = len(self.waits_for) - _NAMED
-        named = ", ".join(self.waits_for[:_NAMED])
-        return f"{state}: {named} and {more} more" if more > 0 else f"{state}: {named}"
+        return f"{state}: {_named(self.waits_for)}" if self.waits_for else state
 
 
 class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,8 +258,10 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
         last_failure: the latest failed checkpoint or savepoint of this run.
         checkpoints: numbers and durations of this run's checkpoints.
         stop: the stop under way.
-        checkpoint_interval: seconds between periodic checkpoints at present; None if there are none, or if an earlier release
-            wrote the status.
+        checkpoint_interval: seconds between periodic checkpoints at present, at least the least pause; None if there are none, or
+            if an earlier release wrote the status.
+        checkpoints_since: when that interval began to count, by the owner's wall clock: a periodic checkpoint is due at most an
+            interval later. None before the job's first event.
         version: version of this format.
     """
 
@@ -275,11 +284,17 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: CheckpointCountsStatus | None = None
     stop: StopStatus | None = None
     checkpoint_interval: float | None = None
+    checkpoints_since: Moment | None = None
     version: int = VERSION
 
 
 class _StatusVersion(msgspec.Struct):
     version: int
+
+
+def _named(names: tuple[str, ...]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 # Made at import: two threads that decode a type for the first time at the same moment crash msgspec.

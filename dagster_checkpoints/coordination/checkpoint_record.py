@@ -153,6 +153,12 @@ class CheckpointRecord(msgspec.Struct, frozen=True):
         return len(self.acknowledgements)
 
     @property
+    def waits_for(self) -> tuple[TaskId, ...]:
+        """The tasks that must acknowledge, and have not, in topological order."""
+        tasks = (TaskId(vertex.name, index) for vertex in self.graph.vertices for index in range(vertex.parallelism))
+        return tuple(task for task in tasks if task not in self.finished and task not in self.acknowledgements)
+
+    @property
     def measured(self) -> TaskStatistics:
         """What the tasks reported that have acknowledged: the times of the slowest one, the bytes of all of them."""
         return TaskStatistics.of_all(part.measured for part in self.acknowledgements.values())

@@ -150,6 +150,11 @@ class CheckpointCoordinator:
         """The present interval of periodic checkpoints, seconds; None or 0 for none."""
         return self._schedule.interval
 
+    @property
+    def interval_since(self) -> float | None:
+        """When that interval began to count, in the unit of `now`; None before the first event."""
+        return self._schedule.interval_since
+
     def next_deadline(self) -> float | None:
         """When a Tick is due, in the unit of `now`; None if nothing is."""
         if self._shut_down:

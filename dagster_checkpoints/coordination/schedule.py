@@ -24,6 +24,9 @@ class CheckpointSchedule:
     def __init__(self, config: CheckpointConfig) -> None:
         self._config = config
         self._next_periodic: float | None = None
+        self.interval_since: float | None = None
+        """When the present interval began to count, seconds: a periodic checkpoint is due at most an interval later. It begins
+        again with the attempt, when all tasks run, and after a stop that has failed or a backlog. None before the first event."""
         self._backlog = False
         self._periodic_ended = False
         self._final_wanted = False
@@ -39,6 +42,7 @@ class CheckpointSchedule:
         """Checkpoints are no longer suspended: the next periodic one is due an interval later."""
         if self._config.interval is not None:
             self._next_periodic = now + self._config.interval
+            self.interval_since = now
 
     def due(self, tasks: TaskProgress, queue: RequestQueue, now: float) -> list[CheckpointRequest]:
         """Remove from the queue what the tasks' progress has made unnecessary; return what is due now."""
@@ -63,9 +67,12 @@ class CheckpointSchedule:
     def _observe(self, tasks: TaskProgress, now: float) -> None:
         interval = self._config.interval
         if interval is not None:
+            if self.interval_since is None:
+                self.interval_since = now
             if self._next_periodic is None and tasks.all_run:
                 delay = self._config.initial_delay
                 self._next_periodic = now + (interval if delay is None else delay)
+                self.interval_since = self._next_periodic - interval
             if tasks.any_in_backlog != self._backlog:
                 self._backlog_changed(tasks.any_in_backlog, interval, now)
         all_wait = self._config.checkpoints_after_tasks_finish and tasks.all_at_end_of_data
@@ -85,6 +92,7 @@ class CheckpointSchedule:
         if not backlog and self._next_periodic is not None:
             suspended = not self.interval and self._next_periodic < now
             self._next_periodic = now + interval if suspended else min(self._next_periodic, now + interval)
+            self.interval_since = now
         self._backlog = backlog
 
     def _take_periodic(self, now: float) -> bool:

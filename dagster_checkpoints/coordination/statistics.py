@@ -83,6 +83,8 @@ class CheckpointCounts:
         failed: number that have failed, including those that failed before they were given an id.
         savepoints: number of completed savepoints.
         restored: number of starts of the job from a checkpoint or savepoint.
+        failed_in_a_row: number of checkpoints that have failed since one, or a savepoint, has completed, for a reason that counts
+            (`FailureReason.counts`).
     """
 
     triggered: int = 0
@@ -91,6 +93,7 @@ class CheckpointCounts:
     failed: int = 0
     savepoints: int = 0
     restored: int = 0
+    failed_in_a_row: int = 0
 
 
 class CheckpointStatistics:
@@ -191,6 +194,7 @@ class CheckpointStatistics:
             record, status=CheckpointStatus.COMPLETED, ended_at=checkpoint.completed_at, location=checkpoint.location
         )
         self._numbers["completed"] += 1
+        self._numbers["failed_in_a_row"] = 0
         self._numbers["savepoints"] += checkpoint.is_savepoint
         measured = record.measured
         values = (checkpoint.duration, measured.new_bytes, measured.total_bytes, measured.in_flight_bytes)
@@ -207,6 +211,7 @@ class CheckpointStatistics:
         if action.checkpoint_id is None:
             return
         record, _ = self._in_progress.pop(action.checkpoint_id)
+        self._numbers["failed_in_a_row"] += action.reason.counts and not record.properties.is_savepoint
         record = replace(record, status=CheckpointStatus.FAILED, ended_at=now, reason=action.reason, message=action.message)
         self.latest_failed = record
         self._ended(record)

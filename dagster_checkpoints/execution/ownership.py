@@ -90,6 +90,8 @@ class OwnershipSteps:
         self._stopped_with = ""
         self._ending: tuple[JobState, EndedBy, str, StopAskedBy] | None = None
         self._lost: str | None = None
+        self._not_renewed = ""
+        """Why the last renewal failed; "" if it has not."""
 
     @property
     def epoch(self) -> int:
@@ -145,10 +147,11 @@ class OwnershipSteps:
         if self.released:
             raise OwnershipLost(f"{self._subject()} was released by this run")
         if self._lost is None and self._values.elapsed() >= self.deadline:
+            unknown = "Was storage not reachable, or was this process suspended?"
+            why = f"The last renewal failed: {self._not_renewed}" if self._not_renewed else unknown
             self._lost = (
                 f"{self._subject()} could not be renewed within its lease of {self.lease_seconds:g} s; "
-                "another run may own the pipeline now, so this one stops. Was storage not reachable, or was this "
-                "process suspended?"
+                f"another run may own the pipeline now, so this one stops. {why}"
             )
         if self._lost is not None:
             raise OwnershipLost(self._lost)
@@ -202,7 +205,8 @@ class OwnershipSteps:
         self.ensure()
         try:
             yield from self._replace(lambda state: state)
-        except (StorageUnavailable, OutcomeUnknown, WriteConflict):
+        except (StorageUnavailable, OutcomeUnknown, WriteConflict) as error:
+            self._not_renewed = str(error)
             self.ensure()
             return False
         return True
@@ -391,6 +395,7 @@ class OwnershipSteps:
         return found.state.token == token
 
     def _renewed(self, sent_at: float) -> None:
+        self._not_renewed = ""
         self.deadline = sent_at + self.lease_seconds * SAFETY
 
     def _without_forgotten(self, retained: tuple[CheckpointPointer, ...]) -> tuple[CheckpointPointer, ...]:

@@ -129,6 +129,9 @@ class JobRun:
                 ended = self._suspend(self._suspend_seconds)
         if ended is None:
             ended = self._thread.cancel(CANCEL_SECONDS)
+            if ended is not None and ended.suspended:  # complete in time, with an end that took longer
+                with interrupts_delayed():
+                    self._reporter.suspended(ended.suspended)
         with interrupts_delayed():
             self._reporter.ended()
         if ended is None:
@@ -159,8 +162,8 @@ class JobRun:
         while time.monotonic() < deadline:
             match self._thread.next(_POLL_SECONDS):
                 case JobEnded() as ended:
-                    if ended.result is not None and ended.result.ended_by == "suspend":
-                        self._reporter.suspended(ended.result.savepoint or "")
+                    if ended.suspended:
+                        self._reporter.suspended(ended.suspended)
                     return ended
                 case Answer(status="failed", message=message):
                     self._context.log.warning(f"No savepoint was taken at the termination of the run: {message}")
@@ -172,5 +175,5 @@ class JobRun:
                 case event:
                     with interrupts_delayed():
                         list(self._reporter.report(event))
-        self._context.log.warning(f"The savepoint was not complete within {seconds:g} s; the run ends without it.")
+        self._context.log.warning(f"The pipeline was not suspended within {seconds:g} s, and is canceled now.")
         return None

@@ -36,6 +36,12 @@ class JobEnded:
     result: JobResult | None
     error: BaseException | None
 
+    @property
+    def suspended(self) -> str:
+        """URL of the savepoint with which the job was suspended; "" if it was not."""
+        suspended = self.result is not None and self.result.status == "FINISHED" and self.result.ended_by == "suspend"
+        return (self.result.savepoint or "") if self.result is not None and suspended else ""
+
 
 JobItem = JobEvent | LogLine | Answer | JobEnded
 

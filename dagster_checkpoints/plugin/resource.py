@@ -203,7 +203,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     savepoint_on_termination: bool = Field(default=False, description="suspend with a savepoint when a run is terminated")
     termination_timeout: float = Field(default=60.0, gt=0, description="seconds for that savepoint")
     request_poll_seconds: float | None = Field(
-        default=None, gt=0, description="seconds between two polls for control requests; by default 1 on S3, 0.1 in a directory"
+        default=None, gt=0, description="seconds between two polls for control requests; by default 1 on S3, 0.02 in a directory"
     )
     status_seconds: float = Field(default=5.0, gt=0, description="seconds between two versions of the status in storage")
     metrics: bool = Field(default=False, description="send the numbers of runs to an OpenTelemetry collector")

@@ -229,7 +229,16 @@ class World:
                     instances=(InstanceStatus(name="0", state="RUNNING", watermark_ms=1_385_852_400_000),),
                 ),
             ),
-            "pending": (PendingStatus(checkpoint_id=44, kind="savepoint", acknowledged=2, expected=3, seconds=1.5),),
+            "pending": (
+                PendingStatus(
+                    checkpoint_id=44,
+                    kind="savepoint",
+                    acknowledged=2,
+                    expected=3,
+                    seconds=1.5,
+                    waits_for=("departures + delays",),
+                ),
+            ),
             "last_checkpoint": CompletedCheckpointStatus(
                 checkpoint_id=42,
                 location="checkpoints/chk-42-1",

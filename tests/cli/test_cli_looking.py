@@ -647,7 +647,7 @@ def test_watch_once_and_when_nothing_runs(world: Any) -> None:
     world.run()
     world.status()
     text = world.cli("watch", "--once").output
-    assert "2 of 3 tasks" in text
+    assert "1.5 s: 2 of 3 tasks, waits for departures + delays" in text
     assert "departures + delays, acknowledged after 0.7 s (alignment 0.5 s, sync 0.2 s, async 0.1 s)" in text
     assert "39 completed (2 of them savepoints), 1 failed; 0.3 s p50, 0.9 s p99, 4.0 s at most" in text
     assert "ago: not complete within 600 s (CHECKPOINT_EXPIRED)" in text

@@ -104,6 +104,7 @@ def test_a_checkpoint_in_progress(graph_of: Graphs) -> None:
     assert (record.checkpoint_id, record.request_id, record.properties.request_id) == (1, "mine", "mine too")
     assert (record.triggered_at, record.ended_at, record.duration) == (5, None, None)
     assert (record.status, record.expected, record.acknowledged) == (CheckpointStatus.IN_PROGRESS, 3, 1)
+    assert record.waits_for == (A0, B0)
     assert record.measured == TaskStatistics(sync_seconds=0.5, new_bytes=10, total_bytes=30, in_flight_bytes=2)
     assert job.statistics.counts == CheckpointCounts(triggered=1, in_progress=1)
     job.do(Acknowledged(A1, 1, None, TaskStatistics(new_bytes=99)))
@@ -196,6 +197,26 @@ def test_counts(graph_of: Graphs) -> None:
     job.do(Shutdown(JobStatus.CANCELED))
     assert job.statistics.counts.in_progress == 0
     assert job.statistics.counts.failed == 3
+
+
+def test_failures_in_a_row(graph_of: Graphs) -> None:
+    job = Job(graph_of)
+    for number in (1, 2):
+        job.trigger(str(number))
+        job.do(Declined(A0, number))
+    assert job.statistics.counts.failed_in_a_row == 2
+    job.trigger("3")
+    job.do(TasksRestarting())  # that 3 was given up is no sign of anything, and 1 and 2 still are
+    assert (job.statistics.counts.failed, job.statistics.counts.failed_in_a_row) == (3, 2)
+    for task in TASKS:
+        job.do(TaskStateChanged(task, TaskState.RUNNING))
+    job.trigger("4", SAVEPOINT)
+    job.do(Declined(A0, 4))
+    assert (job.statistics.counts.failed, job.statistics.counts.failed_in_a_row) == (4, 2), "a savepoint's failure never counts"
+    for number in (5, 6, 7):
+        job.trigger(str(number))
+    job.complete(7)  # 5 and 6 are subsumed
+    assert (job.statistics.counts.failed, job.statistics.counts.failed_in_a_row) == (6, 0)
 
 
 def test_one_that_fails_before_it_has_an_id_counts(graph_of: Graphs) -> None:

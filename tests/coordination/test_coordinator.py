@@ -585,6 +585,36 @@ def test_a_backlog_that_ends_before_all_tasks_run_changes_nothing(graph_of: Grap
     assert job.coordinator.next_deadline() == 13
 
 
+def test_since_when_the_interval_counts(graph_of: Graphs) -> None:
+    """A periodic checkpoint is due at most an interval later: what looks at the job from outside counts from there."""
+    job = Job(graph_of(CHAIN), running=False, initial_delay=25.0, interval_during_backlog=30.0)
+    assert job.coordinator.interval_since is None
+    job.now = 5
+    job.state(A, TaskState.RUNNING)
+    assert job.coordinator.interval_since == 5
+    job.now = 7
+    job.start()
+    assert job.coordinator.interval_since == 22, "the first one is due at 32"
+    job.at(40)
+    job.complete(1)
+    job.do(BacklogChanged(A, True))
+    assert (job.coordinator.interval, job.coordinator.interval_since) == (30, 22)
+    job.at(50)
+    job.do(BacklogChanged(A, False))
+    assert (job.coordinator.interval, job.coordinator.interval_since) == (10, 50), "after a backlog"
+    job.at(55)
+    job.do(StopRequested("stop", drain=False, properties=SAVEPOINT))
+    job.now = 300
+    job.do(RequestWithdrawn("stop", "too late"))
+    assert job.coordinator.stopping is None and job.coordinator.interval_since == 300, "after a stop that has failed"
+    job.now = 400
+    job.do(TasksRestarting())
+    assert job.coordinator.interval_since == 400
+    job.now = 900
+    job.start()
+    assert job.coordinator.interval_since == 915, "the initial delay counts again"
+
+
 def test_a_backlog_does_not_delay_the_final_checkpoint(graph_of: Graphs) -> None:
     job = Job(graph_of(CHAIN), interval_during_backlog=0.0)
     job.do(BacklogChanged(B, True))

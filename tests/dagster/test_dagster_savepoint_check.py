@@ -95,6 +95,27 @@ def test_the_newest_savepoint_is_read_from_any_directory(
     assert check().metadata["checkpoint"].value == 4
 
 
+def test_the_newest_savepoint_is_that_of_a_new_job_whose_ids_count_from_1_again(
+    check: Check, owner: Owner, meeting_pipeline: Pipeline, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    running = owner(meeting_pipeline)
+    record(instance, "drained", running.take_savepoint(500))  # of the job before
+    far = running.take_savepoint(7, target=str(tmp_path / "elsewhere"))
+    record(instance, "far", far)
+    assert check().metadata["savepoint"] == address_metadata(far["url"])
+
+
+def test_a_savepoint_that_was_deleted_is_not_the_newest(
+    check: Check, owner: Owner, meeting_pipeline: Pipeline, instance: dg.DagsterInstance
+) -> None:
+    running = owner(meeting_pipeline)
+    running.take_savepoint(1)
+    deleted = running.take_savepoint(2)
+    record(instance, "deleted", deleted)
+    running.storage.open_savepoint(deleted["location"]).delete()
+    assert check().metadata["checkpoint"].value == 1
+
+
 def test_the_check_reads_the_savepoint_that_is_named(
     check: Check, owner: Owner, meeting_pipeline: Pipeline, instance: dg.DagsterInstance
 ) -> None:

@@ -416,6 +416,25 @@ def test_a_run_after_a_crash_gets_the_request_again_unless_the_source_had_ended(
     assert "not materialized since" in ticks()  # a new job needs a new materialization of December
 
 
+@pytest.mark.parametrize("between", [True, False])
+def test_an_op_that_dagster_runs_again_in_the_same_run_gets_the_request_again(
+    ending: Any, owner: Owner, meeting_pipeline: Pipeline, between: bool
+) -> None:
+    ticks = ending()
+    first = owner(meeting_pipeline)
+    ticks.instance.report_runless_asset_event(dg.AssetMaterialization("december"))
+    assert "Asked" in ticks()
+    first.serve()
+    assert "was ended" in ticks()
+    first.release("FAILED")  # before a checkpoint: the source is read on
+    if between:
+        ticks()
+    second = owner(meeting_pipeline, resume=True)
+    assert "Asked run run-1 to end live" in ticks()
+    assert [request.kind for request in second.serve()] == ["end_source"]
+    assert "was ended" in ticks()
+
+
 def test_a_failed_request_to_end_a_source_is_repeated(ending: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
     ticks = ending()
     running = owner(meeting_pipeline)

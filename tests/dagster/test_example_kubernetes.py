@@ -28,7 +28,9 @@ from dagster._core.launcher import LaunchRunContext
 from dagster_docker import DockerRunLauncher
 from dagster_k8s import K8sRunLauncher
 from dagster_k8s.job import get_user_defined_k8s_config
+from dagster_postgres.utils import get_conn_string
 from docker.models.containers import RUN_CREATE_KWARGS, RUN_HOST_CONFIG_KWARGS
+from sqlalchemy.engine import make_url
 
 from dagster_checkpoints import CheckpointCoordinatorResource, build_recovery_sensor
 from dagster_checkpoints.cli.app import app
@@ -89,6 +91,17 @@ def orders() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+# Dagster's storage
+
+
+@pytest.mark.parametrize("name", GRACE_PERIODS)
+def test_dagsters_storage_is_reached_with_the_driver_that_its_package_brings(name: str) -> None:
+    """The default of SQLAlchemy 2.1 is another one, which the image does not have (docs/dagster.md)."""
+    settings = load(name)["storage"]["postgres"]["postgres_db"]
+    given = {field: value["env"].lower() if isinstance(value, dict) else value for field, value in settings.items()}
+    assert make_url(get_conn_string(**given)).get_driver_name() == "psycopg2"
 
 
 # Manifests

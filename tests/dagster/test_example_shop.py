@@ -34,7 +34,7 @@ def test_the_example_project_loads_and_a_burst_of_its_job_commits_the_closed_day
     assert keys == {"history", "live", "sold", "daily_sales", "checkpoints/sales", "savepoints/sales"}
     assert list(graph.get(dg.AssetKey("daily_sales")).owners) == ["team:sales"]
     repository = shop.get_repository_def()
-    assert {each.name for each in repository.schedule_defs} == {"sales_bursts", "sales_savepoints"}
+    assert {each.name for each in repository.schedule_defs} == {"sales_bursts"}
     assert {each.name for each in repository.sensor_defs} >= {"sales_recovery", "sales_health"}
 
     job = shop.resolve_job_def("sales_job")

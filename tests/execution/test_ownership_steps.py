@@ -197,8 +197,18 @@ def test_a_renewal_without_an_answer_is_no_loss_before_the_deadline(error: Excep
         drive(owner.renew(), late)
     assert str(found.value) == (
         "the ownership of pipeline 'flights' (epoch 3) could not be renewed within its lease of 30 s; another run may own the "
-        "pipeline now, so this one stops. Was storage not reachable, or was this process suspended?"
+        f"pipeline now, so this one stops. The last renewal failed: {error}"
     )
+
+
+def test_an_owner_that_was_suspended_names_no_failure_of_before() -> None:
+    clock = Clock()
+    owner = owned(clock, state())
+    assert follow(owner.renew(), (ReplaceState, AWAY)) is False
+    assert follow(owner.renew(), (ReplaceState, "v2")) is True
+    clock.seconds = owner.deadline
+    with pytest.raises(OwnershipLost, match=r"so this one stops\. Was storage not reachable, or was this process suspended\?$"):
+        owner.ensure()
 
 
 def _writes(owner: OwnershipSteps) -> list[Callable[[], Steps[Any]]]:

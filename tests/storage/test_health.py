@@ -93,6 +93,10 @@ def found(*looks: PipelineStatus, thresholds: HealthThresholds = ALL, apart: flo
     return [problem.name for problem in problems]
 
 
+def failing(in_a_row: int) -> PipelineStatus:
+    return status(last_failure=failure(5), checkpoints=CheckpointCountsStatus(completed=5, failed_in_a_row=in_a_row))
+
+
 # A single look
 
 
@@ -109,8 +113,12 @@ def found(*looks: PipelineStatus, thresholds: HealthThresholds = ALL, apart: flo
         (status(last_checkpoint=checkpoint(duration=5.1)), ["slow_checkpoint"]),
         (status(last_failure=failure(10)), []),  # one: it is tried again
         (status(last_failure=failure(30)), []),  # another has completed since
-        (status(last_failure=failure(1), last_checkpoint=None, checkpoints=CheckpointCountsStatus(failed=2), started_at=NOW),
-         ["failed_checkpoints"]),
+        (failing(1), []),
+        (failing(2), ["failed_checkpoints"]),
+        (status(last_checkpoint=None, checkpoints_since=ago(299)), []),  # the start took two hours
+        (status(last_checkpoint=checkpoint(9000), checkpoints_since=ago(299)), []),  # so did a restart
+        (status(last_checkpoint=checkpoint(9000), checkpoints_since=ago(301)), ["checkpoint_intervals"]),
+        (status(last_checkpoint=checkpoint(301), checkpoints_since=ago(9000)), ["checkpoint_intervals"]),
         (status(one(silence=SilenceStatus(seconds=299, doing="asking", words="Getting offsets"))), []),
         (status(one(silence=SilenceStatus(seconds=301, doing="asking", words="Getting offsets"))), ["silent_source"]),
     ],
@@ -156,17 +164,6 @@ def test_the_status_of_an_earlier_run_does_not_count() -> None:
 # Several looks
 
 
-def failing(number: int, *, completed: int = 5) -> PipelineStatus:
-    return status(last_failure=failure(5), checkpoints=CheckpointCountsStatus(completed=completed, failed=number))
-
-
-def test_checkpoints_that_fail_in_a_row() -> None:
-    assert found(failing(3), failing(4)) == []
-    assert found(status(checkpoints=CheckpointCountsStatus(completed=5, failed=3)), failing(4)) == []
-    assert found(status(checkpoints=CheckpointCountsStatus(completed=5, failed=3)), failing(5)) == ["failed_checkpoints"]
-    assert found(failing(3, completed=4), failing(5)) == [], "one has completed in between"
-
-
 def watermark(minute: int, rows: int, **fields: Any) -> PipelineStatus:
     return status(one(rows=rows, watermark_ms=60_000 * minute, **fields))
 
@@ -185,6 +182,36 @@ def watermark(minute: int, rows: int, **fields: Any) -> PipelineStatus:
 def test_a_watermark_that_stands_still_while_rows_arrive(looks: Callable[[int], PipelineStatus], stands: bool) -> None:
     assert found(*map(looks, range(15))) == []
     assert found(*map(looks, range(16))) == (["standing_watermark"] if stands else [])
+
+
+@pytest.mark.parametrize(
+    ("rows", "stands"),
+    [
+        (lambda n: n, True),
+        (lambda n: n // 30, True),  # rows come less often
+        (lambda n: min(n, 100), False),  # none come any more
+        (lambda n: max(n, 119), False),  # there was a pause
+        (lambda n: n % 60, False),  # restarts begin from a checkpoint
+    ],
+)
+def test_a_standing_watermark_is_found_after_any_time(rows: Callable[[int], int], stands: bool) -> None:
+    patient = HealthThresholds(standing_watermark=2 * 3600.0)
+    assert found(*(watermark(5, rows(n)) for n in range(120)), thresholds=patient) == []
+    assert found(*(watermark(5, rows(n)) for n in range(152)), thresholds=patient) == (["standing_watermark"] if stands else [])
+
+
+def test_looks_may_be_further_apart_than_a_watermark_may_stand() -> None:
+    assert found(watermark(5, 10), watermark(5, 20), apart=3600.0) == ["standing_watermark"]
+
+
+@pytest.mark.parametrize("name", ["growing_lag", "growing_state"])
+def test_a_rule_cannot_need_more_looks_than_are_remembered(name: str) -> None:
+    grows = [status(one(rows_behind=n), last_checkpoint=checkpoint(size=100 * 2**n)) for n in range(SAMPLES + 1)]
+    only = {each: None for each in HealthThresholds.__struct_fields__}
+    assert found(*grows, thresholds=HealthThresholds(**{**only, name: SAMPLES})) == [name]  # type: ignore[arg-type]
+    assert found(*grows[1:], thresholds=HealthThresholds(**{**only, name: SAMPLES})) == []  # type: ignore[arg-type]
+    with pytest.raises(InvalidThresholdError, match=f"{name}={SAMPLES + 1}.: expected at most {SAMPLES}"):
+        HealthThresholds(**{name: SAMPLES + 1})  # type: ignore[arg-type]
 
 
 def test_a_lag_that_grows() -> None:
@@ -237,7 +264,7 @@ def test_each_rule_can_be_switched_off(name: str) -> None:
             attempt=1 + n,
             last_checkpoint=checkpoint(900, size=100 * 2**n, duration=9.0),
             last_failure=failure(1),
-            checkpoints=CheckpointCountsStatus(completed=5, failed=n),
+            checkpoints=CheckpointCountsStatus(completed=5, failed_in_a_row=n),
         )
         for n in range(17)
     ]

@@ -14,6 +14,7 @@ from dagster_checkpoints.plugin.savepoints.recording import SavepointAsset, loca
 from dagster_checkpoints.plugin.settings import KnownSettings
 from dagster_checkpoints.spark.session.spark_version import installed_version
 from dagster_checkpoints.storage import CheckpointStorage, InvalidKey, InvalidStorageUrl
+from dagster_checkpoints.storage.locating import absolute_location
 from dagster_checkpoints.storage.verification import VerificationReport, verify_savepoint
 
 if TYPE_CHECKING:
@@ -114,12 +115,13 @@ def _location(asset: SavepointAsset, chosen: str, instance: dg.DagsterInstance) 
 
 
 def _newest(asset: SavepointAsset, storage: CheckpointStorage, instance: dg.DagsterInstance) -> str | None:
-    """The newest savepoint: in the pipeline's directory, or the one that Dagster recorded last if that is newer."""
+    """The newest savepoint: in the pipeline's directory, or the one elsewhere that Dagster has recorded after it.
+
+    By time: the ids of a new job count from 1 again.
+    """
     stored = storage.list_savepoints()
-    recorded = asset.newest(instance)
-    recorded_location = location_of(recorded) if recorded is not None else None
-    if recorded is not None and recorded_location is not None:
-        number = recorded.metadata.get("checkpoint")
-        if not stored or (number is not None and int(number.value or 0) > stored[0].checkpoint_id):  # type: ignore[arg-type]
-            return recorded_location
-    return stored[0].location if stored else None
+    record = asset.newest(instance)
+    recorded = location_of(record.asset_materialization) if record is not None and record.asset_materialization else None
+    if record is None or recorded is None or absolute_location(recorded) is None:
+        return stored[0].location if stored else None
+    return stored[0].location if stored and stored[0].modified.timestamp() >= record.timestamp else recorded

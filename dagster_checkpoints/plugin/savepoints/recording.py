@@ -66,10 +66,10 @@ class SavepointAsset:
         records = instance.fetch_materializations(records_filter, limit=1).records
         return records[0].asset_materialization if records else None
 
-    def newest(self, instance: dg.DagsterInstance) -> dg.AssetMaterialization | None:
-        """The materialization that was recorded last; None if there is none."""
+    def newest(self, instance: dg.DagsterInstance) -> dg.EventLogRecord | None:
+        """The record of the savepoint that was recorded last; None if there is none."""
         records = instance.fetch_materializations(self.key, limit=1).records
-        return records[0].asset_materialization if records else None
+        return records[0] if records else None
 
 
 def location_of(recorded: dg.AssetMaterialization) -> str | None:

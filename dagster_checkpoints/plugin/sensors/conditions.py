@@ -30,7 +30,7 @@ class ConditionContext:
         pipeline: The pipeline.
         running: The pipeline's run and its latest status.
         instance: The Dagster instance.
-        now: The time of the tick, by the wall clock.
+        now: The time of the tick, in UTC.
         head: Returns the description of an object, by its key below the pipeline's directory in storage, or by URL or absolute
             path; None if there is no such object.
     """

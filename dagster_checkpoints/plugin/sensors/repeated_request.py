@@ -1,6 +1,8 @@
-"""A request that a sensor sends to each run of a pipeline, and sends again in a later tick if it fails.
+"""A request that a sensor sends to each owner of a pipeline, and sends again in a later tick if it fails.
 
-One tick sends the request or polls its answer; it never waits for the pipeline. It must not know what is requested, nor when.
+An owner is a run; where Dagster runs the op again in the same run (a retry policy of ops), it is another owner, which knows
+nothing of requests to the first. One tick sends the request or polls its answer; it never waits for the pipeline. This module
+must not know what is requested, nor when.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ ATTEMPTS = 3
 class RequestCursor(Cursor, frozen=True, kw_only=True, omit_defaults=True):
     """Args:
     run: id of the run that the other fields concern.
+    epoch: its epoch as the owner of the pipeline.
     asked: id of the newest request; "" if its failure was processed.
     attempt: number of requests that have failed.
     """
 
     run: str = ""
+    epoch: int = 0
     asked: str = ""
     attempt: int = 0
 
@@ -72,9 +76,9 @@ class RepeatedRequest(Generic[AnyRequestCursor]):
     send: Callable[[PipelineControl, str], object]
 
     def read(self, tick: SensorTick, running: RunningPipeline) -> AnyRequestCursor:
-        """The sensor's memory of this run; an empty one if it concerns another run."""
-        before = read_cursor(tick.dagster.cursor, self.kind)
-        return before if before.run == running.run_id else self.kind(run=running.run_id)
+        """The sensor's memory of this owner; an empty one if it concerns another owner."""
+        before, owner = read_cursor(tick.dagster.cursor, self.kind), (running.run_id, running.state.epoch)
+        return before if (before.run, before.epoch) == owner else self.kind(run=running.run_id, epoch=running.state.epoch)
 
     def poll(self, tick: SensorTick, before: AnyRequestCursor) -> Progress[AnyRequestCursor]:
         """Read the answer to the request that an earlier tick has sent, if there is one."""
@@ -105,10 +109,10 @@ class RepeatedRequest(Generic[AnyRequestCursor]):
             describe: returns the tick's text for the request's id.
         """
         before = progress.cursor
-        request = request_id(self.sensor, before.run, before.attempt + 1)
+        request = request_id(self.sensor, before.run, f"e{before.epoch}", before.attempt + 1)
         try:
             tick.control.do(lambda control: self.send(control, request))
         except NoRunningPipeline as error:
             return skip(f"{progress.failed}{error}", self.kind())
-        after = self.kind(run=before.run, asked=request, attempt=before.attempt)
+        after = self.kind(run=before.run, epoch=before.epoch, asked=request, attempt=before.attempt)
         return skip(f"{progress.failed}{describe(request)}", after)

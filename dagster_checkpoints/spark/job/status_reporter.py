@@ -38,7 +38,6 @@ from dagster_checkpoints.coordination import (
     CheckpointCoordinator,
     CheckpointPlan,
     CheckpointRecord,
-    CheckpointStatistics,
     TaskState,
     VertexStatistics,
 )
@@ -181,7 +180,7 @@ class StatusReporter:
         )
         if job is not None and job.reporter.deployment is not None and job.machine.coordinator is not None:
             status = _of_job(status, self._pipeline, job, job.reporter.deployment, job.machine.coordinator)
-            status = _of_checkpoints(status, job.machine.coordinator.statistics, self._monotonic())
+            status = _of_checkpoints(status, job.machine.coordinator, self._monotonic())
         if self._metrics is not None:
             self._metrics.update(status)
         return status
@@ -229,7 +228,6 @@ def _of_job(
         roots=plan.roots_without(job.reporter.announced) if running and isinstance(plan, CheckpointPlan) else (),
         chains=tuple(chain.stages for chain in deployment.chains),
         stages=tuple(stages),
-        checkpoint_interval=coordinator.interval or None,
         stop=_stop(machine.requests, stages),
     )
 
@@ -292,7 +290,8 @@ def _instance(
     )
 
 
-def _of_checkpoints(status: PipelineStatus, statistics: CheckpointStatistics, now: float) -> PipelineStatus:
+def _of_checkpoints(status: PipelineStatus, coordinator: CheckpointCoordinator, now: float) -> PipelineStatus:
+    statistics, since = coordinator.statistics, coordinator.interval_since
     pending = tuple(
         PendingStatus(
             checkpoint_id=record.checkpoint_id,
@@ -300,6 +299,7 @@ def _of_checkpoints(status: PipelineStatus, statistics: CheckpointStatistics, no
             acknowledged=record.acknowledged,
             expected=record.expected,
             seconds=now - record.triggered_at,
+            waits_for=tuple(_task_name(status, task) for task in record.waits_for),
         )
         for record in statistics.in_progress
     )
@@ -310,6 +310,7 @@ def _of_checkpoints(status: PipelineStatus, statistics: CheckpointStatistics, no
         failed=counts.failed,
         savepoints=counts.savepoints,
         restored=counts.restored,
+        failed_in_a_row=counts.failed_in_a_row,
         duration_p50=duration.percentile(50),
         duration_p99=duration.percentile(99),
         duration_max=duration.maximum,
@@ -323,7 +324,16 @@ def _of_checkpoints(status: PipelineStatus, statistics: CheckpointStatistics, no
         checkpoints=checkpoints,
         last_checkpoint=_checkpoint(last, status.updated_at, now) if last else None,
         last_failure=_failure(failed, status.updated_at, now) if failed else None,
+        checkpoint_interval=max(coordinator.interval, coordinator.config.min_pause) if coordinator.interval else None,
+        checkpoints_since=status.updated_at - timedelta(seconds=now - since) if since is not None else None,
     )
+
+
+def _task_name(status: PipelineStatus, task: TaskId) -> str:
+    """A task as people know it: the stages of its query, and its instance where there are several."""
+    stages = next(stages for stages in status.chains if stages[0] == task.vertex)
+    instances = next(stage.instances for stage in status.stages if stage.name == task.vertex)
+    return " + ".join(stages) + (f"[{instances[task.index].name}]" if len(instances) > 1 else "")
 
 
 def _checkpoint(last: CheckpointRecord, at: datetime, now: float) -> CompletedCheckpointStatus:

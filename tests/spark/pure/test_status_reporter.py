@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import logging
 import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dagster_checkpoints.control import PipelineStatus
-from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
-from dagster_checkpoints.pipeline import Pipeline, unbounded_source
+from dagster_checkpoints.control import InstanceStatus, PipelineStatus, StageStatus
+from dagster_checkpoints.coordination import (
+    Acknowledged,
+    CheckpointConfig,
+    CheckpointCoordinator,
+    CheckpointRequested,
+    MetadataWriteFailed,
+    NoRestart,
+    TaskState,
+    TaskStateChanged,
+)
+from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, Pipeline, TaskId, Vertex, VertexEdge, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.job import status_reporter
 from dagster_checkpoints.spark.job.job_options import JobOptions
@@ -51,3 +61,46 @@ def test_a_change_of_the_phase_is_written_behind_a_slow_write(tmp_path: Any, mon
     reporter.close(None)
     assert [status.phase for status in written] == ["running", "restarting", "ended"]
     assert [status.sequence for status in written] == [1, 2, 3]
+
+
+def test_a_checkpoint_under_way_names_the_tasks_that_it_waits_for() -> None:
+    live, sums = ("live", ("EWR", "JFK")), ("sums", ("0",))
+    graph = ExecutionGraph(
+        (Vertex("live", ("live",), 2), Vertex("sums", ("sums", "table"), 1)), (VertexEdge(0, 1, EdgePattern.ALL_TO_ALL),)
+    )
+    coordinator = CheckpointCoordinator(graph, CheckpointConfig(interval=60.0))
+    tasks = (TaskId("live", 0), TaskId("live", 1), TaskId("sums", 0))
+    for task in tasks:
+        coordinator.handle(TaskStateChanged(task, TaskState.RUNNING), 0.0)
+    coordinator.handle(CheckpointRequested("by hand"), 0.0)
+    status = PipelineStatus(
+        pipeline="p",
+        run_id="r",
+        epoch=1,
+        phase="running",
+        sequence=1,
+        updated_at=datetime.now(UTC),
+        started_at=datetime.now(UTC),
+        chains=(("live",), ("sums", "table")),
+        stages=tuple(
+            StageStatus(name=name, finished=False, instances=tuple(InstanceStatus(name=each, state="RUNNING") for each in names))
+            for name, names in (live, sums, ("table", ("0",)))
+        ),
+    )
+    expected = ["0 of 3 tasks, waits for live[EWR], live[JFK], sums + table", "1 of 3 tasks, waits for live[EWR], sums + table"]
+    expected += ["2 of 3 tasks, waits for sums + table", "3 of 3 tasks"]
+    found = []
+    for task in (None, tasks[1], tasks[0], tasks[2]):
+        if task is not None:
+            coordinator.handle(Acknowledged(task, 1, None), 1.0)
+        found += [each.text for each in status_reporter._of_checkpoints(status, coordinator, 2.0).pending]
+    assert found == expected
+    reported = status_reporter._of_checkpoints(status, coordinator, 2.0)
+    assert reported.checkpoints_since == status.updated_at - timedelta(seconds=2)
+    for setting, expected in (({}, 60.0), ({"min_pause": 300.0}, 300.0), ({"interval": None}, None)):
+        config = CheckpointConfig(**{"interval": 60.0, **setting})  # type: ignore[arg-type]
+        other = CheckpointCoordinator(graph, config)
+        assert status_reporter._of_checkpoints(status, other, 2.0).checkpoint_interval == expected
+    coordinator.handle(MetadataWriteFailed(1, "the disk is full"), 3.0)
+    counts = status_reporter._of_checkpoints(status, coordinator, 3.0).checkpoints
+    assert counts is not None and (counts.failed, counts.failed_in_a_row) == (1, 1)
