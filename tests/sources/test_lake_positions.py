@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagster_checkpoints.sources import InvalidSource
 from dagster_checkpoints.sources.lake.positions import LakeFile, TablePosition, advanced, files_between
+from dagster_checkpoints.sources.lake.stream import LakeReading, LakeStream
+from dagster_checkpoints.spark.query.driver_sources import KEPT_ERRORS, SourceFailed
 
 
 @dataclass
@@ -15,6 +23,17 @@ class Versions:
     """A table in memory: what each version has added; rewrites change `files`, and add nothing."""
 
     adds: list[list[LakeFile]] = field(default_factory=list)
+    id = ""
+    shown = "a table in memory"
+
+    def open(self) -> None:
+        """Its newest state is at hand."""
+
+    def resolved(self, files: Sequence[LakeFile]) -> Sequence[LakeFile]:
+        return files
+
+    def check_columns(self) -> None:
+        """It has none."""
 
     def grow(self, files: int) -> None:
         version = len(self.adds)
@@ -31,6 +50,20 @@ class Versions:
 
     def added(self, version: int) -> list[LakeFile]:
         return self.adds[version]
+
+
+@dataclass(frozen=True)
+class Offset:
+    """An offset of Spark's."""
+
+    text: str
+
+    def json(self) -> str:
+        return self.text
+
+
+def as_offset(value: Any) -> Offset:
+    return Offset(json.dumps(value, sort_keys=True))
 
 
 SIZES = st.lists(st.integers(0, 4), min_size=1, max_size=6)
@@ -87,3 +120,34 @@ def test_a_first_batch_that_is_planned_again_reads_the_same_files(sizes: list[in
     for _ in range(later):
         table.grow(2)
     assert files_between(table, TablePosition.at_start("t", table.newest()), end) == planned
+
+
+@given(SIZES, st.integers(0, 5), st.integers(0, 5), st.integers(1, 3))
+def test_a_restore_with_another_only_version_ends_with_it_or_is_refused(
+    sizes: list[int], read: int, only: int, at_most: int
+) -> None:
+    """The version is an argument in the code, and the position comes from the checkpoint."""
+    table = Versions()
+    for size in sizes:
+        table.grow(size)
+    read, only = min(read, table.newest()), min(only, table.newest())
+    position = advanced(table, TablePosition.at_start("", read), at_most, read)
+    stream: Any = LakeStream(
+        SimpleNamespace(offset=as_offset),  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        LakeReading(table, None, None, at_most, only),  # type: ignore[arg-type]
+    )
+    limit = SimpleNamespace(maxFiles=lambda: at_most, getClass=lambda: SimpleNamespace(getSimpleName=lambda: "ReadMaxFiles"))
+    offset, before, found = as_offset(position.to_json()), None, list[LakeFile]()
+    if only < read:
+        with pytest.raises(SourceFailed) as raised:
+            stream.latestOffset(offset, limit)
+        refused = KEPT_ERRORS.take(raised.value)
+        assert isinstance(refused, InvalidSource)
+        assert f"has read up to {read}, which does not lead to {only}" in str(refused)
+        return
+    while offset != before:
+        before, offset = offset, stream.latestOffset(offset, limit)
+        start, end = (TablePosition.from_json(json.loads(each.json())) for each in (before, offset))
+        found += files_between(table, start, end)
+    assert table.files(read)[: position.read] + found == table.files(only)
