@@ -66,6 +66,16 @@ def as_offset(value: Any) -> Offset:
     return Offset(json.dumps(value, sort_keys=True))
 
 
+def stream_of(table: Versions, at_most: int, only: int | None) -> Any:
+    reading: Any = LakeReading(table, None, None, at_most, only)  # type: ignore[arg-type]
+    sources: Any = SimpleNamespace(offset=as_offset)
+    return LakeStream(sources, None, reading)  # type: ignore[arg-type]
+
+
+def limit_of(files: int) -> Any:
+    return SimpleNamespace(maxFiles=lambda: files, getClass=lambda: SimpleNamespace(getSimpleName=lambda: "ReadMaxFiles"))
+
+
 SIZES = st.lists(st.integers(0, 4), min_size=1, max_size=6)
 
 
@@ -132,12 +142,7 @@ def test_a_restore_with_another_only_version_ends_with_it_or_is_refused(
         table.grow(size)
     read, only = min(read, table.newest()), min(only, table.newest())
     position = advanced(table, TablePosition.at_start("", read), at_most, read)
-    stream: Any = LakeStream(
-        SimpleNamespace(offset=as_offset),  # type: ignore[arg-type]
-        None,  # type: ignore[arg-type]
-        LakeReading(table, None, None, at_most, only),  # type: ignore[arg-type]
-    )
-    limit = SimpleNamespace(maxFiles=lambda: at_most, getClass=lambda: SimpleNamespace(getSimpleName=lambda: "ReadMaxFiles"))
+    stream, limit = stream_of(table, at_most, only), limit_of(at_most)
     offset, before, found = as_offset(position.to_json()), None, list[LakeFile]()
     if only < read:
         with pytest.raises(SourceFailed) as raised:
@@ -151,3 +156,27 @@ def test_a_restore_with_another_only_version_ends_with_it_or_is_refused(
         start, end = (TablePosition.from_json(json.loads(each.json())) for each in (before, offset))
         found += files_between(table, start, end)
     assert table.files(read)[: position.read] + found == table.files(only)
+
+
+@given(SIZES, st.integers(1, 3), st.lists(st.integers(0, 2), min_size=4, max_size=12), st.booleans())
+def test_a_source_that_is_held_ends_with_the_version_of_that_moment_whatever_comes_in_between(
+    sizes: list[int], at_most: int, grows: list[int], begun: bool
+) -> None:
+    """Spark asks a bounded source for its end and then for its beginning; a fused one has begun when it is held."""
+    table, later = Versions(), iter(grows)
+    for size in sizes:
+        table.grow(size)
+    stream, limit = stream_of(table, at_most, None), limit_of(at_most)
+    if begun:
+        stream.initialOffset()
+        table.grow(next(later))
+    last = table.newest()
+    stream.prepareForTriggerAvailableNow()
+    table.grow(next(later))
+    offset, before, found = stream.initialOffset(), None, list[LakeFile]()
+    for _ in range(sum(sizes) + sum(grows) + 2):  # rounds with one file each would be enough
+        before, offset = offset, stream.latestOffset(offset, limit)
+        found += files_between(table, *(TablePosition.from_json(json.loads(each.json())) for each in (before, offset)))
+        table.grow(next(later, 1))
+    assert found == table.files(last)
+    assert offset == before, "it reads on and on"

@@ -126,10 +126,11 @@ class LakeStream(JavaObject):
     def initialOffset(self) -> Any:
         with self._lock:
             if self._start is None:  # Spark asks more than once
-                first = self._reading.only
-                self._start = TablePosition.at_start(self._table.id, self._table.newest() if first is None else first)
-                if first is None:
-                    self._table.check_columns()
+                table = self._table
+                # Of a bounded source Spark has asked for the end before: a version that came since would be behind it.
+                self._start = TablePosition.at_start(table.id, table.newest() if self._last is None else self._last)
+                if self._reading.only is None:
+                    table.check_columns()
             return self._sources.offset(self._start.to_json())
 
     def deserializeOffset(self, text: str) -> Any:
