@@ -72,17 +72,18 @@ class SplitEnumerator:
         self._pending = deque([*(split for split in state.assigned if split not in start.held), *state.discovered])
         self._finished = dict.fromkeys(state.finished)
         self._known = {*state.discovered, *state.assigned, *state.finished}
-        self._complete = state.complete
         self._waiting: dict[TaskId, None] = {}
         reads_what_is_there = bool(start.tasks) and ended >= frozenset(start.tasks)
         self._bounded = start.bounded or reads_what_is_there
         """Whether one complete discovery finds all splits that are read."""
+        self._complete = state.complete and self._bounded
+        """Whether that discovery was made; one that was, and does not end the source any more, finds the first splits."""
         self._ended: set[TaskId] = set() if reads_what_is_there else set(ended)
         """The tasks that get no split any more."""
         self._burst = burst
         self._discovered = False
         """Whether a discovery has come to its end."""
-        self._due: float | None = None if state.complete else float("-inf")
+        self._due: float | None = None if self._complete else float("-inf")
         """When the next discovery begins, seconds; None while one runs, and if none follows."""
 
     @property

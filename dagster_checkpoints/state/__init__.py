@@ -30,7 +30,7 @@ from dagster_checkpoints.state.errors import (
     UnknownStage,
 )
 from dagster_checkpoints.state.fitted_checkpoint import KeyedStateShare, SettledInstance
-from dagster_checkpoints.state.inputs import recorded_inputs
+from dagster_checkpoints.state.inputs import check_waiting_columns, recorded_inputs
 from dagster_checkpoints.state.key_groups import (
     HIGHEST_MAX_PARALLELISM,
     chosen_max_parallelism,
@@ -169,6 +169,7 @@ __all__ = [
     "check_spark_version",
     "check_stateful_plans",
     "check_union_states",
+    "check_waiting_columns",
     "chosen_max_parallelism",
     "decode",
     "default_max_parallelism",

@@ -6,10 +6,14 @@ tasks.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from dagster_checkpoints.pipeline import Stage
 from dagster_checkpoints.state.errors import InputsChanged
 from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint
-from dagster_checkpoints.state.metadata import InputMetadata, Segment, TaskSnapshot
+from dagster_checkpoints.state.metadata import ChannelSnapshot, InputMetadata, Segment, TaskSnapshot
 from dagster_checkpoints.state.views import EdgeView, PipelineView
 
 
@@ -60,7 +64,55 @@ def _check_refused_rows(checkpoint: FittedCheckpoint) -> None:
 
 
 def _awaits_rows(task: TaskSnapshot) -> bool:
-    return any(isinstance(element, Segment) for saved in task.channels for element in saved.in_flight)
+    return any(map(_has_rows, task.channels))
+
+
+def _has_rows(channel: ChannelSnapshot) -> bool:
+    return any(isinstance(element, Segment) for element in channel.in_flight)
+
+
+def check_waiting_columns(
+    snapshot: TaskSnapshot, reads: Mapping[str, str], before: Mapping[str, str], now: Mapping[str, str], stage: str, where: str
+) -> None:
+    """Check that no column has another name now than in the records that a task has in front of it, or as a static input.
+
+    A column that these records do not have is null in them. So it has to be for one that the stage in front has got since then.
+    If it has lost one as well, the new one may hold what the records have under the old name.
+
+    Args:
+        snapshot: the snapshot of the task.
+        reads: by input channel, the stage in front.
+        before: by stage, the schema of its rows in the checkpoint, in Spark's JSON form; "" if it is not known.
+        now: by stage, the schema of its rows in the pipeline.
+        stage: name of the stage that reads them.
+        where: the checkpoint, for the error.
+
+    Raises:
+        InputsChanged: names both stages and the columns.
+    """
+    waiting = {reads[saved.channel] for saved in snapshot.channels if saved.channel in reads and _has_rows(saved)}
+    waiting |= {table.input for table in snapshot.static if table.segments}
+    for name in sorted(each for each in waiting if before.get(each)):
+        known, present = (set(_columns(json.loads(schema))) for schema in (before[name], now[name]))
+        lost, new = sorted(known - present), sorted(present - known)
+        if lost and new:
+            raise InputsChanged(
+                f"Stage {stage!r} has rows of {name!r} in {where} that are still to be read. They have the columns "
+                f"{', '.join(lost)}; {name!r} has {', '.join(new)} instead now, which would be null in these rows. Keep the old "
+                f"names in {name!r}, and rename the columns in {stage!r}; or, if {name!r} is read as a stream, restore a "
+                "savepoint, which holds no rows on their way."
+            )
+
+
+def _columns(kind: Any, path: str = "") -> Iterator[str]:
+    """The paths of the columns of a type of Spark's, as JSON, that hold no others."""
+    if isinstance(kind, str):
+        yield path
+        return
+    inner = {field["name"]: field["type"] for field in kind.get("fields", ())}
+    inner |= {part: kind[f"{part}Type"] for part in ("element", "key", "value") if f"{part}Type" in kind}
+    for name, below in inner.items():
+        yield from _columns(below, f"{path}.{name}" if path else name)
 
 
 def _recorded(edge: EdgeView) -> InputMetadata:

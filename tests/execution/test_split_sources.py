@@ -122,6 +122,27 @@ def test_a_restored_enumerator_knows_all_splits_and_assigns_again_what_no_task_h
     assert SplitEnumerator(start(True, of.state())).next_discovery is None, "its set of splits is fixed"
 
 
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize("ended", [(), (A,), (A, B)], ids=["none", "one", "all"])
+@pytest.mark.parametrize("burst", [False, True])
+def test_a_source_of_which_a_complete_discovery_was_made_discovers_again_if_it_does_not_end(
+    bounded: bool, ended: tuple[TaskId, ...], burst: bool
+) -> None:
+    """It was bounded, or its instances were to end; now its code says that it is unbounded, or it has other instances, too."""
+    of = SplitEnumerator(start(bounded, EnumeratorState(("2",), (), ("1",), complete=True)), set(ended), burst=burst)
+    ends = bounded or ended == (A, B)
+    assert (of.counts.complete, of.next_discovery is None) == (ends, ends)
+    assert of.asked(asks(B)) == [(B, AssignSplit("2"))]
+    if ends:
+        assert of.asked(asks(B, "2")) == [(B, NoMoreSplits())]
+        return
+    of.discover()
+    assert of.asked(asks(B, "2")) == []
+    assert of.discovered(SplitsDiscovered("days", ("1", "2", "3"), last=True), 7.0) == [(B, AssignSplit("3"))]
+    assert of.asked(asks(B, "3")) == []
+    assert of.next_discovery == (None if burst else 12.0)
+
+
 def test_a_checkpoint_holds_the_enumerator_at_its_trigger_and_the_tasks_at_their_barriers() -> None:
     """Each split is in the checkpoint once, whatever happens between the trigger, the barriers and the last acknowledgement."""
     of = SplitEnumerators()

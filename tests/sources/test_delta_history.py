@@ -81,6 +81,17 @@ def test_partition_values_come_from_the_log(tmp_path: Path) -> None:
         assert {row["n"]: file.partition for file in files for row in rows_of([file])} == expected
 
 
+@pytest.mark.parametrize("separator", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"])
+def test_a_commit_whose_texts_hold_separators_of_lines(tmp_path: Path, separator: str) -> None:
+    """Statistics and partition values are in the commit as they are."""
+    text = f"one{separator}two"
+    for _ in range(2):
+        write_deltalake(tmp_path, pa.table({"text": [text], "part": [text]}), partition_by=["part"], mode="append")
+    (file,) = opened(tmp_path).added(1)
+    assert file.partition == (text,)
+    assert rows_of([file]) == [{"text": text}]
+
+
 def test_deleted_and_changed_rows(tmp_path: Path) -> None:
     write_deltalake(tmp_path, pa.table({"n": [1, 2, 3]}))
     DeltaTable(tmp_path).delete("n = 1")

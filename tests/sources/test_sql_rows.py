@@ -21,6 +21,7 @@ from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.sources import InvalidSource, SourceLibraryMissing, SourceUnavailable, read_sql_table
 from dagster_checkpoints.sources.sql.rows import SqlTable
 from dagster_checkpoints.sources.sql.splits import SplitOffset
+from dagster_checkpoints.spark.query.plan_fingerprint import stream_text
 from dagster_checkpoints.systems.sql_address import sql_address
 
 MOMENT = dt.datetime(2024, 2, 29, 23, 59, 59, 999_999)
@@ -157,6 +158,61 @@ def file(tmp_path: Path) -> Path:
         connection.execute("INSERT INTO wrong VALUES ('three')")
         connection.commit()
     return tmp_path / "db"
+
+
+class Options(dict[str, str]):
+    """The options of a source in a plan of Spark's."""
+
+    def containsKey(self, name: str) -> bool:
+        return name in self
+
+
+class Reader:
+    """Spark's `readStream`."""
+
+    def __init__(self) -> None:
+        self.given = Options()
+
+    def format(self, name: str) -> Reader:
+        return self
+
+    def option(self, name: str, value: str) -> Reader:
+        return self.options(**{name: value})
+
+    def options(self, **given: str) -> Reader:
+        self.given.update(given)
+        return self
+
+    def load(self) -> Reader:
+        return self
+
+
+def test_a_checkpoint_names_the_table_and_the_column_of_its_division(file: Path) -> None:
+    """What a restore compares: the splits of one column say nothing of those of another one."""
+
+    def description(**arguments: Any) -> str:
+        reader = Reader()
+        spark: Any = SimpleNamespace(dataSource=SimpleNamespace(register=lambda source: None), readStream=reader)
+        read_sql_table(
+            spark, f"sqlite:///{file}", **{"table": "numbers", "split_by": "n", "splits": 4, "columns": ["n"], **arguments}
+        )
+        none = SimpleNamespace(isDefined=lambda: False)
+        return stream_text(
+            SimpleNamespace(
+                nodeName=lambda: "StreamingRelationV2",
+                extraOptions=lambda: reader.given,
+                sourceName=lambda: "sql_table",
+                identifier=lambda: none,
+            )
+        )
+
+    with closing(sqlite3.connect(file)) as connection:
+        for name in ("numbers", "others"):
+            connection.execute(f"CREATE TABLE {name} (n integer, m integer)")
+    tables = [{"table": table, "split_by": by} for table in ("numbers", "others") for by in ("n", "m")]
+    assert len({description(**table) for table in tables}) == len(tables)
+    same: list[dict[str, Any]] = [{"splits": 9}, {"splits_per_trigger": 2}, {"columns": ["m"]}, {"columns": None}]
+    assert {description(**each) for each in same} == {"sql_table dbtable numbers split_by n"}
 
 
 @pytest.mark.parametrize(

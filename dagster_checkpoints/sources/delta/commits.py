@@ -64,7 +64,7 @@ def parse_commit(text: str) -> DeltaCommit:
     """A commit's file. Files that were only rewritten, as by OPTIMIZE, are neither added nor removed rows."""
     found: dict[str, Any] = {}
     added: list[AddedFile] = []
-    for line in text.splitlines():
+    for line in text.split("\n"):  # other line separators may be part of a text
         for kind, action in json.loads(line).items() if line.strip() else ():
             match kind:
                 case "add" if action["dataChange"]:

@@ -99,6 +99,20 @@ def advanced(history: TableHistory, position: TablePosition, at_most: int | None
         position = replace(position, version=following, read=0)
 
 
+def leads_to(history: TableHistory, position: TablePosition, last: int) -> bool:
+    """Whether reading on from a position comes to a version.
+
+    Args:
+        history: the table's versions.
+        position: where to begin.
+        last: the version; it may be that of the position.
+    """
+    version: int | None = position.version
+    while version is not None and version != last:
+        version = history.after(version)
+    return version is not None
+
+
 def files_between(history: TableHistory, start: TablePosition, end: TablePosition) -> list[LakeFile]:
     """The files from one position to another.
 

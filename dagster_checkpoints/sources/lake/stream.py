@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from dagster_checkpoints.sources.errors import SourceRowsLost
-from dagster_checkpoints.sources.lake.positions import LakeFile, TableHistory, TablePosition, advanced, files_between
+from dagster_checkpoints.sources.errors import InvalidSource, SourceRowsLost
+from dagster_checkpoints.sources.lake.positions import LakeFile, TableHistory, TablePosition, advanced, files_between, leads_to
 from dagster_checkpoints.spark.query.driver_sources import DriverSources, JavaObject, interfaces, kept
 from dagster_checkpoints.spark.query.file_index import FilesLost
 from dagster_checkpoints.spark.query.partitioned_scan import PartitionedScan
@@ -107,6 +107,8 @@ class LakeStream(JavaObject):
         self._read = ""  # the columns to read from the files that were planned last
         self._factories: dict[str, Any] = {}
         self._opened = False
+        self._ends = reading.only is None
+        """Whether reading on comes to the only version that is read, as far as there is one."""
 
     @property
     def _table(self) -> LakeTable:
@@ -124,10 +126,11 @@ class LakeStream(JavaObject):
     def initialOffset(self) -> Any:
         with self._lock:
             if self._start is None:  # Spark asks more than once
-                first = self._reading.only
-                self._start = TablePosition.at_start(self._table.id, self._table.newest() if first is None else first)
-                if first is None:
-                    self._table.check_columns()
+                table = self._table
+                # Of a bounded source Spark has asked for the end before: a version that came since would be behind it.
+                self._start = TablePosition.at_start(table.id, table.newest() if self._last is None else self._last)
+                if self._reading.only is None:
+                    table.check_columns()
             return self._sources.offset(self._start.to_json())
 
     def deserializeOffset(self, text: str) -> Any:
@@ -147,6 +150,7 @@ class LakeStream(JavaObject):
     def latestOffset(self, start: Any, limit: Any) -> Any:
         with self._lock:
             position = self._position(start)
+            self._check_only(position)
             files = int(limit.maxFiles()) if limit.getClass().getSimpleName() == "ReadMaxFiles" else None
             reached = advanced(self._table, position, files, self._last)
             alike = _alike(self._table.resolved(files_between(self._table, position, reached)))
@@ -159,6 +163,17 @@ class LakeStream(JavaObject):
 
     def reportLatestOffset(self) -> None:
         """None: Spark's progress does not show how far the table reaches."""
+
+    def _check_only(self, position: TablePosition) -> None:
+        """Refuse an only version that was passed: without it the stream would have no end."""
+        only = self._reading.only
+        if only is not None and not self._ends and not leads_to(self._table, position, only):
+            raise InvalidSource(
+                f"{self._reading.table.shown}: expected to read {only} and nothing that comes later, found that the checkpoint "
+                f"began with {position.first} and has read up to {position.version}, which does not lead to {only}. Take the "
+                "change back; or read it in a stage with another name, or make a new start"
+            )
+        self._ends = True
 
     def _position(self, offset: Any) -> TablePosition:
         position = TablePosition.from_json(json.loads(offset.json()))

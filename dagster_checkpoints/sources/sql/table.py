@@ -87,4 +87,5 @@ def read_sql_table(
     reading = SqlReading(source, chosen, by, splits, splits_per_trigger)
     with _REGISTRATION:  # load() finds the class by its name, and keeps it
         spark.dataSource.register(type("SqlTableSource", (SqlDataSource,), {"reading": reading}))
-        return spark.readStream.format(NAME).option("dbtable", source.title).load()
+        # A checkpoint names both: its division into splits is of this column.
+        return spark.readStream.format(NAME).options(dbtable=source.title, split_by=split_by).load()

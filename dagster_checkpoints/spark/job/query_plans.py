@@ -56,7 +56,13 @@ from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.spark.tasks.channel_task import TaskInput
 from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.tasks.task_parts import StageInstance
-from dagster_checkpoints.state import CheckpointMetadata, InstancesChanged, TaskSnapshot, with_stages_now
+from dagster_checkpoints.state import (
+    CheckpointMetadata,
+    InstancesChanged,
+    TaskSnapshot,
+    check_waiting_columns,
+    with_stages_now,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -119,6 +125,7 @@ class QueryPlans:
             StatefulPlanChanged, SourcesChanged: The restored state belongs to another plan.
         """
         self._check_keys(chain, instances)
+        self._check_columns(chain, index, inputs)
         has_static = any(i.static for i in inputs)
         fused = fused_in(self._pipeline, chain.stages)
         stand_ins = self._stand_ins(fused) if fused else None
@@ -334,6 +341,21 @@ class QueryPlans:
         check_key_types(instances[0].call, keys, self._spark)
         if self._restored is not None and not self._allow_changed_plan:
             check_recorded_types(head.name, self._recorded_keys(self._restored.metadata, head), keys)
+
+    def _check_columns(self, chain: Chain, index: int, inputs: Sequence[TaskInput]) -> None:
+        """Check that the restored records that a task has not read have the columns under which it reads them."""
+        snapshot = self._snapshot(chain, index)
+        if snapshot is None or self._restored is None:
+            return
+        metadata = self._restored.metadata
+        check_waiting_columns(
+            snapshot,
+            {str(channel.id): i.name for i in inputs for channel in i.channels},
+            {i.name: self._output_schema(i.name) for i in inputs},
+            {i.name: self.schemas[i.name].json() for i in inputs},
+            chain.stages[0],
+            f"checkpoint {metadata.checkpoint_id} of pipeline {metadata.pipeline!r}",
+        )
 
     @staticmethod
     def _recorded_keys(metadata: CheckpointMetadata, head: Stage) -> dict[str, StructField]:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dagster_checkpoints.spark.query.driver_sources import KEPT_ERRORS
 from dagster_checkpoints.spark.query.fused_plans import FusedStream
 from dagster_checkpoints.spark.query.kafka_lag import rows_between
 from dagster_checkpoints.spark.query.plan_nodes import children, streams_of_batch
@@ -60,8 +61,14 @@ class FusedQuery:
         self._proofs = 0
 
     def hold(self, source: str) -> None:
-        """Hold a source to what is there now, while the query runs."""
-        self._source(self._streams[source].position).prepareForTriggerAvailableNow()
+        """Hold a source to what is there now, while the query runs. Raises what a source of the plugin has raised."""
+        try:
+            self._source(self._streams[source].position).prepareForTriggerAvailableNow()
+        except Exception as error:
+            raised = KEPT_ERRORS.take(error)  # the JVM has its number only
+            if raised is None:
+                raise
+            raise raised from None
         # Spark may be planning the next batch now, and may have asked the source before it was held.
         self._counted_from[source] = self._query.log.newest_planned() + 2
         self._forget_proof()

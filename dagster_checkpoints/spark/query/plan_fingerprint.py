@@ -35,7 +35,19 @@ if TYPE_CHECKING:
 
 _SOURCES = frozenset({"StreamingRelation", "StreamingRelationV2"})
 # Options that identify a source's data; other options may hold secrets, or concern only how the source reads.
-_IDENTIFYING = ("path", "subscribe", "subscribepattern", "assign", "topic", "topics", "stream", "streamname", "table", "dbtable")
+_IDENTIFYING = (
+    "path",
+    "subscribe",
+    "subscribepattern",
+    "assign",
+    "topic",
+    "topics",
+    "stream",
+    "streamname",
+    "table",
+    "dbtable",
+    "split_by",
+)
 _CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
 _WATERMARK_OF = "watermark of input "
 _ENDED_SOURCE = "ended source "
