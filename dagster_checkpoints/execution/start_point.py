@@ -338,8 +338,10 @@ def _start_from(
     if known is not None and not found.savepoint:
         # A job that began from a checkpoint whose state.json was lost has made it its own; the metadata names the lost job.
         pointer = msgspec.structs.replace(pointer, job_id=known.job_id)
-    # A savepoint that was copied from another storage may name the same job number by chance.
-    resume = pointer.job_id == own_job and found.own
+    # A savepoint that was copied from another storage may name the same job number by chance; not the one that `state.json` names
+    # since this job has stopped with it, wherever it is. A claim lists others, too.
+    stopped_with = any(p.location == pointer.location and p.job_id == own_job and not p.claimed for p in retained)
+    resume = pointer.job_id == own_job and (found.own or stopped_with)
     if not found.savepoint and not resume:
         raise NothingToRestoreError(
             f"expected a checkpoint of the pipeline's latest job ({own_job}), found that {found.url} is of job "
@@ -348,7 +350,7 @@ def _start_from(
             "earlier job, which is self-contained, or a checkpoint of the latest one"
         )
     # A claimed savepoint stays claimed if the job is resumed from it before its first checkpoint. That of a burst is no user's.
-    of_burst = resume and previous.job.stop_asked_by == "caught_up" and pointer.location == previous.job.savepoint
+    of_burst = resume and found.own and previous.job.stop_asked_by == "caught_up" and pointer.location == previous.job.savepoint
     claimed = found.savepoint and (claim_mode is ClaimMode.CLAIM or of_burst or (known is not None and known.claimed))
     kept: list[CompletedCheckpoint] = []
     later: list[CompletedCheckpoint] = []

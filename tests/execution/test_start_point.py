@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 
 from dagster_checkpoints.coordination import CheckpointProperties, CompletedCheckpoint
@@ -182,6 +183,29 @@ def test_a_savepoint_of_this_job_elsewhere_begins_a_new_one() -> None:
     start = choose(previous, Options("/copies/savepoint-5"), *registered(C6, C4), named, read(S5, own=False))
     assert not start.resume and start.next_checkpoint_id == 6
     assert start.retained == (CompletedCheckpoint(5, S5.location, STOPS),) and not start.passed_over
+
+
+@pytest.mark.parametrize(
+    ("listed_as", "resume"),
+    [
+        (pointer(7, kind="savepoint"), True),  # the job has stopped with it, in the directory that the request named
+        (pointer(7, kind="savepoint", claimed=True), False),  # of another storage, whose job has the same number
+        (pointer(7, kind="savepoint", job_id=4), False),  # an earlier job has stopped with it
+        (None, False),
+    ],
+)
+@pytest.mark.parametrize("restore_from", ["latest", "s3://archive/savepoint-7"])
+def test_a_job_goes_on_from_the_savepoint_that_it_was_stopped_with_elsewhere(
+    restore_from: str, listed_as: CheckpointPointer | None, resume: bool
+) -> None:
+    elsewhere = "s3://archive/savepoint-7"
+    newest = msgspec.structs.replace(pointer(7, kind="savepoint"), location=elsewhere)
+    entries = [msgspec.structs.replace(listed_as, location=elsewhere)] if listed_as is not None else []
+    previous = state(*entries, C6, newest=newest, highest_checkpoint_id=9)
+    named = [] if restore_from == "latest" else [(ResolveName(elsewhere), NamedPlace(elsewhere, True))]
+    start = choose(previous, Options(restore_from), *registered(C6), *named, read(newest, own=False))
+    assert start.resume is resume and start.next_checkpoint_id == (10 if resume else 8)
+    assert (CompletedCheckpoint(6, C6.location) in start.retained) is resume
 
 
 def test_a_savepoint_by_its_name() -> None:
