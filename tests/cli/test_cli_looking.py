@@ -348,6 +348,14 @@ def test_a_url_needs_no_storage_to_be_named(local: Any, tmp_path: Path) -> None:
     assert "or CHECKPOINT_STORAGE or DAGSTER_HOME" in local.cli("show", "43", *nowhere, code=2).stderr
 
 
+def test_a_savepoint_in_another_directory_called_savepoints_is_shown(local: Any, tmp_path: Path) -> None:
+    local.run()
+    location = local.savepoint(43, target=str(tmp_path / "my archive" / "savepoints"))
+    [folder] = (tmp_path / "my archive" / "savepoints").iterdir()
+    for named in (str(folder), location):
+        assert local.json("show", named, "--storage", "")["location"] == location
+
+
 def test_a_number_or_name_that_fits_two_savepoints_is_not_guessed(local: Any) -> None:
     local.run()
     local.checkpoint(42)
