@@ -366,9 +366,10 @@ class JobCoordination:
         self.actions.append(action)
 
     def _completed(self, action: CheckpointCompleted) -> None:
-        # The job has started from an earlier checkpoint: the later ones are of no use once it has completed one of its own.
-        self.actions += [DiscardCheckpoint(later) for later in self._passed_over]
-        self._passed_over = ()
+        if action.checkpoint.properties.commits:
+            # The job has started from an earlier checkpoint: the later ones are of no use once it restarts from one of its own.
+            self.actions += [DiscardCheckpoint(later) for later in self._passed_over]
+            self._passed_over = ()
         if not action.checkpoint.is_savepoint:
             assert self.coordinator is not None
             self.actions.append(ForgetSavepoints(frozenset(kept.location for kept in self.coordinator.completed)))
