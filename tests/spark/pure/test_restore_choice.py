@@ -180,7 +180,8 @@ def test_a_savepoint_of_an_earlier_job_begins_a_new_one(runs: Runs) -> None:
         runs.checkpoint(storage, 6)
     with runs.run() as storage:
         start = runs.choose(storage, location)
-        assert not start.resume and not start.passed_over and start.next_checkpoint_id == 6
+        assert not start.resume and start.next_checkpoint_id == 6
+        assert [c.checkpoint_id for c in start.passed_over] == [6]
 
 
 def test_a_checkpoint_of_a_spark_whose_state_is_not_read_is_refused_or_passed_over(runs: Runs) -> None:
