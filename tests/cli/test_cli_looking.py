@@ -161,6 +161,20 @@ def test_list_long_reads_the_metadata_of_each(world: Any) -> None:
     assert "unreadable" in world.cli("list", "-l").output
 
 
+@pytest.mark.parametrize("target", ["", "archive"])
+def test_the_next_start_is_listed_before_the_run_that_restored_it_has_a_checkpoint(
+    local: Any, tmp_path: Path, target: str
+) -> None:
+    local.run()
+    older = local.checkpoint(42)
+    location = local.savepoint(43, target=str(tmp_path / target) if target else "")
+    pointer = msgspec.structs.replace(local.storage.list_checkpoints()[0], checkpoint_id=43, location=location, kind="savepoint")
+    local.ownership.begin_job(resume=False, restored=pointer)
+    for more in ((), ("--long",)):
+        entries = local.json("list", *more)["pipelines"][0]["entries"]
+        assert {e["location"]: e["next_start"] for e in entries} == {location: True, older: False}
+
+
 @pytest.mark.parametrize(
     ("how", "starts"),
     [({"ended_by": "suspend"}, True), ({"ended_by": "drain"}, False), ({"ended_by": "end_of_data"}, False)],
