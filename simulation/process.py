@@ -180,8 +180,8 @@ class Process(Writer):
         needed = state.newest if state is not None and owned and state.job.status == "RUNNING" else None
         deleted = needed is not None and needed.location == checkpoint.location
         check(not deleted, "{} is deleted before storage says that the job has ended", checkpoint.location)
-        passed_over = checkpoint in self._start.passed_over
-        own = self.store.highest_ids.get(self.job_id, 0) > checkpoint.checkpoint_id or self.shut_down
+        passed_over = owned and checkpoint in self._start.passed_over
+        own = self.shut_down or (state is not None and state.newest is not None and state.newest.epoch == self.epoch)
         check(own or not passed_over, f"{checkpoint.location} is deleted before the run has a checkpoint of its own")
         self.io.append(self.delete(checkpoint.location))
 

@@ -94,13 +94,17 @@ def list_command(options: StorageOptions, detailed: bool) -> None:
 def _entries(storage: CheckpointStorage, state: PipelineState | None, detailed: bool) -> list[Entry]:
     start = next_start(state)
     entries = {}
-    for pointer in state.retained if state else ():
+    savepoints = storage.list_savepoints()
+    pointers = list(state.retained) if state else []
+    if state and state.newest and start and not any(start == savepoint.location for savepoint in savepoints):
+        pointers.insert(0, state.newest)  # it may be a savepoint of the user's in another directory
+    for pointer in pointers:
         url, completed_at = from_pointer(storage, pointer).url, pointer.completed_at
         is_start = pointer.location == start
         entries[pointer.location] = Entry(
             pointer.checkpoint_id, pointer.kind, pointer.location, url, pointer.job_id, completed_at, is_start, {}
         )
-    unlisted = [savepoint for savepoint in storage.list_savepoints() if savepoint.location not in entries]
+    unlisted = [savepoint for savepoint in savepoints if savepoint.location not in entries]
     for savepoint in unlisted:  # state.json does not name it: its job and time are in its metadata
         location = savepoint.location
         entries[location] = Entry(

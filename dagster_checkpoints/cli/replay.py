@@ -37,9 +37,9 @@ def replay_command(context: click.Context, file: Path, everything: bool, as_json
     context.find_root().meta[JSON] = as_json
     if not file.is_file():
         raise NothingThere(f"expected a trace at {file}, found no such file")
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8", errors="replace") as lines:
         header = about(lines.readline())
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8", errors="replace") as lines:
         entries = list(read(lines))
     differences = list(replay(entries))
     if as_json:

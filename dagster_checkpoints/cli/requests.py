@@ -34,6 +34,7 @@ from dagster_checkpoints.control import (
     RequestHandle,
 )
 from dagster_checkpoints.execution.job_requests import BoundedSources
+from dagster_checkpoints.files.urls import url_scheme
 from dagster_checkpoints.storage import CheckpointStorage, StorageError
 
 _GRACE_SECONDS = 15.0  # the owner counts its deadline from when it sees the request
@@ -230,7 +231,7 @@ def _sleep(seconds: float) -> None:
 
 def _absolute(target: str | None) -> str:
     """The target as an absolute path or URL: a relative path is relative to the user's directory, not to the pipeline's."""
-    if not target or "://" in target:
+    if not target or url_scheme(target) is not None:  # as it is: what is no URL of a storage is refused by name
         return target or ""
     return os.path.abspath(os.path.expanduser(target))
 

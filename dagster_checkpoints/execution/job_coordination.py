@@ -148,7 +148,7 @@ class JobCoordination:
         Args:
             coordinator: the coordinator of all attempts.
             graph: all tasks of the job.
-            passed_over: checkpoints that are later than the one from which the job starts.
+            passed_over: checkpoints that are of no use once the job has completed one of its own.
         """
         self.coordinator = coordinator
         self._tasks = tuple(graph.tasks())
@@ -366,9 +366,10 @@ class JobCoordination:
         self.actions.append(action)
 
     def _completed(self, action: CheckpointCompleted) -> None:
-        # The job has started from an earlier checkpoint: the later ones are of no use once it has completed one of its own.
-        self.actions += [DiscardCheckpoint(later) for later in self._passed_over]
-        self._passed_over = ()
+        if action.checkpoint.properties.commits:
+            # Later checkpoints than that the job has started from, and those of other jobs: it restarts from one of its own now.
+            self.actions += [DiscardCheckpoint(later) for later in self._passed_over]
+            self._passed_over = ()
         if not action.checkpoint.is_savepoint:
             assert self.coordinator is not None
             self.actions.append(ForgetSavepoints(frozenset(kept.location for kept in self.coordinator.completed)))

@@ -71,7 +71,8 @@ class JobBeginning(msgspec.Struct, frozen=True):
         restored: the checkpoint or savepoint that it starts from; None for a new start.
         next_checkpoint_id: id of the first checkpoint.
         retained: the checkpoints that storage retains, with the restored one.
-        passed_over: later checkpoints, of no use after the first checkpoint of a job that started from an earlier one.
+        passed_over: checkpoints of no use after the first one of the job: later ones than that it started from, and those of
+            other jobs.
         claims: whether the savepoint from which the job starts belongs to the pipeline from then on.
     """
 

@@ -127,7 +127,8 @@ class StartPoint(msgspec.Struct, Generic[R], frozen=True):
         pointer: pointer to the restored checkpoint; None for a new start.
         claimed: whether it is a savepoint that the pipeline claims: it is deleted when it is subsumed.
         retained: the checkpoints of that job which are kept, and a claimed savepoint.
-        passed_over: later checkpoints of that job, of no use once a job that starts from an earlier one has completed its own.
+        passed_over: checkpoints of no use once the job has completed one of its own: later ones of that job, and those of other
+            jobs, from which no run may start.
         sweep: whether every retained checkpoint could be read, so that files that none of them names may be deleted.
     """
 
@@ -211,7 +212,7 @@ def choose_start(
     sweep = len(readable) == len(retained)
     candidates = yield from _candidates(previous, retained, options.restore_from, url, unlisted)
     if not candidates:
-        return StartPoint(None, False, 1, sweep=sweep)
+        return StartPoint(None, False, 1, passed_over=_of_other_jobs(retained, None), sweep=sweep)
     if candidates[0] in previous.dropped_savepoints:
         raise NothingToRestoreError(
             f"restore_from: {options.restore_from!r}. An earlier run of the pipeline has claimed this savepoint, and newer "
@@ -302,6 +303,11 @@ def _older(retained: Sequence[CheckpointPointer], than: CheckpointPointer) -> li
     return [p.location for p in retained if p.job_id == than.job_id and p.checkpoint_id < than.checkpoint_id]
 
 
+def _of_other_jobs(retained: Sequence[CheckpointPointer], job_id: int | None) -> tuple[CompletedCheckpoint, ...]:
+    """The checkpoints of other jobs than the one that goes on, or of all for a new one; without savepoints of the user."""
+    return tuple(completed_checkpoint(p) for p in retained if p.job_id != job_id and p.ours)
+
+
 def _start_without_record(
     found: RestorableCheckpoint[R], claim_mode: ClaimMode, url: str, unlisted: UnlistedFiles, sweep: bool
 ) -> StartPoint[R]:
@@ -338,8 +344,10 @@ def _start_from(
     if known is not None and not found.savepoint:
         # A job that began from a checkpoint whose state.json was lost has made it its own; the metadata names the lost job.
         pointer = msgspec.structs.replace(pointer, job_id=known.job_id)
-    # A savepoint that was copied from another storage may name the same job number by chance.
-    resume = pointer.job_id == own_job and found.own
+    # A savepoint that was copied from another storage may name the same job number by chance; not the one that `state.json` names
+    # since this job has stopped with it, wherever it is. A claim lists others, too.
+    stopped_with = any(p.location == pointer.location and p.job_id == own_job and not p.claimed for p in retained)
+    resume = pointer.job_id == own_job and (found.own or stopped_with)
     if not found.savepoint and not resume:
         raise NothingToRestoreError(
             f"expected a checkpoint of the pipeline's latest job ({own_job}), found that {found.url} is of job "
@@ -348,16 +356,17 @@ def _start_from(
             "earlier job, which is self-contained, or a checkpoint of the latest one"
         )
     # A claimed savepoint stays claimed if the job is resumed from it before its first checkpoint. That of a burst is no user's.
-    of_burst = resume and previous.job.stop_asked_by == "caught_up" and pointer.location == previous.job.savepoint
+    of_burst = resume and found.own and previous.job.stop_asked_by == "caught_up" and pointer.location == previous.job.savepoint
     claimed = found.savepoint and (claim_mode is ClaimMode.CLAIM or of_burst or (known is not None and known.claimed))
     kept: list[CompletedCheckpoint] = []
-    later: list[CompletedCheckpoint] = []
+    others = [p for p in retained if p.location != pointer.location]
+    passed_over = list(_of_other_jobs(others, own_job if resume else None))
     if resume:
-        this_job = [p for p in retained if p.job_id == own_job and p.location != pointer.location]
+        this_job = [p for p in others if p.job_id == own_job]
         kept = [completed_checkpoint(p) for p in this_job if p.checkpoint_id <= chosen and p.location in readable]
         # A savepoint that is passed over stays the user's.
-        later = [completed_checkpoint(p) for p in this_job if p.checkpoint_id > chosen and p.ours]
+        passed_over += [completed_checkpoint(p) for p in this_job if p.checkpoint_id > chosen and p.ours]
     # A claimed savepoint is treated like a checkpoint, which the system deletes.
     kept.append(CompletedCheckpoint(chosen, pointer.location) if claimed else completed_checkpoint(pointer))
     next_id = max(chosen, previous.highest_checkpoint_id if resume else 0) + 1
-    return StartPoint(found.restored, resume, next_id, pointer, claimed, tuple(kept), tuple(later), sweep)
+    return StartPoint(found.restored, resume, next_id, pointer, claimed, tuple(kept), tuple(passed_over), sweep)

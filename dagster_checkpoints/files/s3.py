@@ -191,7 +191,8 @@ class S3Store:
                 return str(self._client.put_object(**arguments)["ETag"])
             except _BOTO_ERRORS as error:
                 unknown = unknown or self._watch.ambiguous
-                if error_code(error)[0] != 409:
+                # After the last 409 an attempt in front of it that got no answer may still land.
+                if error_code(error)[0] != 409 or (unknown and attempt + 1 == self._conflict_attempts):
                     return self._resolve_failed_put(key, mode, token, error, unknown)
         raise WriteConflict(
             f"the server answered 409 (conflicting conditional writes) to {self._conflict_attempts} attempts "

@@ -15,7 +15,11 @@ from dagster_checkpoints.files.store import ObjectStore
 from dagster_checkpoints.state import CheckpointMetadata, StateFile, decode
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 
-_IN_STORAGE = re.compile(r"(?P<root>.+)/(?P<pipeline>[^/]+)/(checkpoints/chk-\d+-\d+|savepoints/[^/]+)(/_metadata)?/?")
+_IN_STORAGE = re.compile(
+    r"(?P<root>.*[^/])/(?P<pipeline>[A-Za-z0-9][A-Za-z0-9_.\-]*)/(checkpoints/chk-\d+-\d+|savepoints/[^/]+)(/_metadata)?/?"
+)
+"""A root is more than `s3://` or `file://`, and a pipeline has a name that `Layout` takes: users keep savepoints in directories
+called `savepoints`, too, such as `s3://bucket/savepoints`."""
 _ELSEWHERE = "elsewhere"
 
 

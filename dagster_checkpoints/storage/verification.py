@@ -33,7 +33,7 @@ from dagster_checkpoints.state import (
     task_files,
     validate_restore,
 )
-from dagster_checkpoints.storage import CheckpointStorage, NotFound, StateFileProblem
+from dagster_checkpoints.storage import CheckpointStorage, MissingCheckpoint, NotFound, StateFileProblem
 from dagster_checkpoints.storage.state_files import read_through
 
 ProblemKind = Literal[
@@ -131,6 +131,7 @@ def verify_savepoint(
     Raises:
         StorageUnavailable: the storage does not answer, so the result is unknown.
         InvalidKey, InvalidStorageUrl: `location` cannot be a location.
+        MissingCheckpoint: the pipeline has deleted the checkpoint meanwhile, as its retention says.
     """
     is_savepoint = storage.is_savepoint(location)
     url = _url(storage, location, is_savepoint)
@@ -145,6 +146,8 @@ def verify_savepoint(
         return _unreadable(url, Problem("unknown_version", str(error), where))
     sizes = file_sizes(metadata)
     file_problems = storage.open_savepoint(location).verify(sizes) if is_savepoint else _verify_shared(storage, metadata)
+    if file_problems and not is_savepoint:
+        _check_still_there(storage, location, url)
     needed_by = _needed_by(metadata)
     problems = [_file_problem(problem, sizes[problem.sha256], needed_by[problem.sha256]) for problem in file_problems]
     plan = None
@@ -222,6 +225,17 @@ def _verify_shared(storage: CheckpointStorage, metadata: CheckpointMetadata) -> 
     files = {file.name: file for _, file in _files(metadata)}
     with ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="verify") as pool:
         return [problem for problem in pool.map(check, files.values()) if problem is not None]
+
+
+def _check_still_there(storage: CheckpointStorage, location: str, url: str) -> None:
+    """A checkpoint's metadata is deleted before its files: if it is gone, missing files are no damage."""
+    try:
+        storage.read_metadata(location)
+    except NotFound as error:
+        raise MissingCheckpoint(
+            f"expected the checkpoint {url} to stay while it was verified, found that it was deleted meanwhile: a newer one has "
+            "replaced it. Verify a savepoint, which stays, or the newest checkpoint of a pipeline that does not run"
+        ) from error
 
 
 def _file_problem(problem: StateFileProblem, size: int, needed_by: str) -> Problem:

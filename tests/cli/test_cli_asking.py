@@ -112,6 +112,8 @@ def test_a_relative_target_is_relative_to_the_current_directory(
     local.cli("savepoint", "--target", "s3://bucket/prefix", "--request-id", "b")
     assert {r.request_id: r.target for r in seen} == {"a": str(tmp_path / "mine"), "b": "s3://bucket/prefix"}
     assert "that kind is not supported" in local.cli("savepoint", "--target", "ftp://x/y", code=2).stderr
+    assert "an S3 URL has two slashes" in local.cli("stop", "--target", "s3:bucket/prefix", code=2).stderr
+    assert len(seen) == 2
     assert "savepoint's name" in local.cli("savepoint", "--name", "a/b", code=2).stderr
 
 

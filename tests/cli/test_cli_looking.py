@@ -161,6 +161,20 @@ def test_list_long_reads_the_metadata_of_each(world: Any) -> None:
     assert "unreadable" in world.cli("list", "-l").output
 
 
+@pytest.mark.parametrize("target", ["", "archive"])
+def test_the_next_start_is_listed_before_the_run_that_restored_it_has_a_checkpoint(
+    local: Any, tmp_path: Path, target: str
+) -> None:
+    local.run()
+    older = local.checkpoint(42)
+    location = local.savepoint(43, target=str(tmp_path / target) if target else "")
+    pointer = msgspec.structs.replace(local.storage.list_checkpoints()[0], checkpoint_id=43, location=location, kind="savepoint")
+    local.ownership.begin_job(resume=False, restored=pointer)
+    for more in ((), ("--long",)):
+        entries = local.json("list", *more)["pipelines"][0]["entries"]
+        assert {e["location"]: e["next_start"] for e in entries} == {location: True, older: False}
+
+
 @pytest.mark.parametrize(
     ("how", "starts"),
     [({"ended_by": "suspend"}, True), ({"ended_by": "drain"}, False), ({"ended_by": "end_of_data"}, False)],
@@ -346,6 +360,14 @@ def test_a_url_needs_no_storage_to_be_named(local: Any, tmp_path: Path) -> None:
         shown = local.json("show", named, *nowhere)
         assert shown["location"] == location and shown["stages"][1]["instances"][0]["offsets"] == '{"logOffset":7}'
     assert "or CHECKPOINT_STORAGE or DAGSTER_HOME" in local.cli("show", "43", *nowhere, code=2).stderr
+
+
+def test_a_savepoint_in_another_directory_called_savepoints_is_shown(local: Any, tmp_path: Path) -> None:
+    local.run()
+    location = local.savepoint(43, target=str(tmp_path / "my archive" / "savepoints"))
+    [folder] = (tmp_path / "my archive" / "savepoints").iterdir()
+    for named in (str(folder), location):
+        assert local.json("show", named, "--storage", "")["location"] == location
 
 
 def test_a_number_or_name_that_fits_two_savepoints_is_not_guessed(local: Any) -> None:

@@ -77,3 +77,19 @@ def test_a_file_that_is_not_a_trace_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("hello\n")
     result = replayed(tmp_path / "x")
     assert result.exit_code == 1 and "expected a trace of version 2, found 'hello" in result.stderr
+
+
+def test_a_trace_that_was_cut_inside_a_letter_is_shown_up_to_there(tmp_path: Path) -> None:
+    path = trace_at(tmp_path / "run.trace")
+    whole = replayed(path).stdout
+    with path.open("ab") as file:
+        file.write('{"at": 103.0, "machine": "n\u00e4chtlich'.encode()[:-8])
+    assert path.read_bytes()[-1] == 0xC3, "half of a letter"
+    assert replayed(path).stdout == whole
+
+
+def test_a_file_that_is_no_text_is_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "run.trace"
+    path.write_bytes(bytes(range(256)))
+    result = replayed(path)
+    assert result.exit_code == 1 and "expected a trace" in result.stderr

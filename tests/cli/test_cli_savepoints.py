@@ -138,6 +138,26 @@ def test_dispose_refuses_the_savepoint_that_the_next_run_starts_from(world: Any)
     assert not list(world.store.list(f"flights/{location}"))
 
 
+@pytest.mark.parametrize("folder", ["archive", "archive/savepoints"])
+@pytest.mark.parametrize("claimed", [False, True])
+def test_dispose_refuses_a_savepoint_elsewhere_that_the_next_run_starts_from(
+    local: Any, tmp_path: Path, folder: str, claimed: bool
+) -> None:
+    local.run()
+    location = local.savepoint(43, target=str(tmp_path / folder), stops=True)
+    if claimed:
+        local.ownership.claim(local.storage.list_checkpoints()[0])
+    local.end("FINISHED", ended_by="suspend")
+    [path] = (tmp_path / folder).iterdir()
+    for named in ("43", location, str(path)):
+        refused = local.json("dispose", named, "--yes", code=1)["message"]
+        assert ("a run has claimed" if claimed else "the next run of flights would be restored") in refused
+    assert local.json("verify", location)["ok"]
+    if not claimed:
+        local.cli("dispose", str(path), "--yes", "--force")
+        assert not path.exists()
+
+
 def test_dispose_refuses_checkpoints_and_claimed_savepoints(local: Any) -> None:
     local.run()
     local.checkpoint(42)

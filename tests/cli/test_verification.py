@@ -12,7 +12,8 @@ import pytest
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.state import decode
-from dagster_checkpoints.storage import InvalidKey, StorageUnavailable
+from dagster_checkpoints.storage import InvalidKey, MissingCheckpoint, StorageUnavailable
+from dagster_checkpoints.storage import verification as verified_by
 from dagster_checkpoints.storage.verification import file_sizes, verify_savepoint
 
 AIRPORTS = ["EWR", "JFK", "LGA"]
@@ -128,6 +129,21 @@ def test_missing_metadata_is_found_and_the_existing_savepoints_are_named(taken: 
     taken.store.delete([f"flights/{taken.location}/_metadata"])
     [problem] = verify_savepoint(taken.storage, taken.location).problems
     assert problem.kind == "missing_metadata" and problem.where == f"{taken.storage.url}/{taken.location}/_metadata"
+
+
+def test_a_checkpoint_that_its_pipeline_deletes_meanwhile_is_not_damaged(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    local.run()
+    location, read = local.checkpoint(42), verified_by.read_through
+
+    def read_late(store: Any, key: str) -> tuple[int, str]:
+        if local.storage.list_checkpoints():
+            local.storage.delete_checkpoint(location)
+        return read(store, key)
+
+    monkeypatch.setattr(verified_by, "read_through", read_late)
+    monkeypatch.setattr(verified_by, "_PARALLEL_READS", 1)
+    with pytest.raises(MissingCheckpoint, match=r"chk-42-1 to stay while it was verified.*a newer one has replaced it"):
+        verify_savepoint(local.storage, location)
 
 
 def test_a_savepoint_elsewhere_is_verified_there(local: Any, tmp_path: Path) -> None:

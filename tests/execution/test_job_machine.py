@@ -233,14 +233,16 @@ def test_an_acknowledgement_of_a_task_that_does_not_take_part_is_answered_with_n
 def test_checkpoints_that_a_resumed_job_does_not_use_are_deleted_after_its_first_checkpoint() -> None:
     job = Job(beginning=RESUMED)
     actions = job.begin()
+    job.ask("savepoint")
+    actions += job.complete(6)  # no restart begins from it
     job.ask("checkpoint")
-    actions += job.acknowledge(6)
+    actions += job.acknowledge(7)
     assert not pick(actions, DiscardCheckpoint)
-    actions = job.do(MetadataWritten(6, "chk-6"))
+    actions = job.do(MetadataWritten(7, "chk-7"))
     assert actions[0] == DiscardCheckpoint(CompletedCheckpoint(5, "chk-5"))
     assert [action.checkpoint.location for action in pick(actions, DiscardCheckpoint)] == ["chk-5", "chk-3"]
     job.ask("checkpoint")
-    assert [a.checkpoint.location for a in pick(job.complete(7), DiscardCheckpoint)] == ["chk-6"], "once"
+    assert [a.checkpoint.location for a in pick(job.complete(8), DiscardCheckpoint)] == ["chk-7"], "once"
 
 
 def test_a_report_of_another_attempt_is_ignored() -> None:

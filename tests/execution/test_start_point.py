@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 
 from dagster_checkpoints.coordination import CheckpointProperties, CompletedCheckpoint
@@ -82,14 +83,47 @@ def test_the_latest_checkpoint_is_resumed_unless_its_job_has_ended(status: Any, 
     assert is_job_over(previous) is over
     start = choose(previous, Options(), *registered(C4), *([] if over else [read(C4)]))
     if over:
-        assert start == StartPoint(None, False, 1, sweep=True)
+        assert start == StartPoint(None, False, 1, passed_over=plain(C4), sweep=True)
     else:
         assert start == StartPoint("restored checkpoints/chk-4-1", True, 5, C4, False, plain(C4), (), True)
 
 
 def test_a_new_start() -> None:
     assert choose(state(), Options()) == StartPoint(None, False, 1, sweep=True)
-    assert choose(state(C4), Options("none"), *registered(C4)) == StartPoint(None, False, 1, sweep=True)
+    begun = StartPoint[str](None, False, 1, passed_over=plain(C4), sweep=True)
+    assert choose(state(C4), Options("none"), *registered(C4)) == begun
+
+
+CLAIMED_8, OTHER_9, USERS_3 = (
+    pointer(8, kind="savepoint", claimed=True, job_id=1),
+    pointer(9, job_id=2),
+    pointer(3, kind="savepoint", job_id=2),
+)
+
+
+@pytest.mark.parametrize(
+    ("restored", "own", "resume", "passed_over"),
+    [
+        (None, True, False, (CLAIMED_8, OTHER_9, pointer(4, job_id=3))),
+        (pointer(4, job_id=3), True, True, (CLAIMED_8, OTHER_9)),
+        (pointer(6, kind="savepoint", job_id=3), True, True, (CLAIMED_8, OTHER_9)),
+        (pointer(6, kind="savepoint", job_id=3), False, False, (CLAIMED_8, OTHER_9, pointer(4, job_id=3))),
+        (USERS_3, True, False, (CLAIMED_8, OTHER_9, pointer(4, job_id=3))),
+        (CLAIMED_8, True, False, (OTHER_9, pointer(4, job_id=3))),
+    ],
+)
+def test_checkpoints_of_other_jobs_are_of_no_use_to_a_job(
+    restored: CheckpointPointer | None, own: bool, resume: bool, passed_over: tuple[CheckpointPointer, ...]
+) -> None:
+    """They are refused, so the first checkpoint of the job deletes them. The user's savepoints stay."""
+    previous = state(CLAIMED_8, OTHER_9, USERS_3, pointer(4, job_id=3), job=Job(job_id=3, status="FAILED"))
+    files = registered(*previous.retained)
+    if restored is None:
+        start = choose(previous, Options("none"), *files)
+    else:
+        named = (ResolveName("s3://x/y"), NamedPlace(restored.location, restored.kind == "savepoint"))
+        start = choose(previous, Options("s3://x/y"), *files, named, read(restored, own))
+    assert start.resume is resume and start.passed_over == plain(*passed_over)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +138,7 @@ def test_an_older_checkpoint_passes_over_the_later_ones(restore_from: str) -> No
     start = choose(previous, Options(restore_from), *registered(*previous.retained), *named, read(C4))
     assert start.resume and start.next_checkpoint_id == 12
     assert start.retained == (*plain(pointer(3)), *plain(C4))
-    assert start.passed_over == plain(claimed, C6)  # the user's savepoint stays, and so does another job's
+    assert start.passed_over == plain(pointer(9, job_id=2), claimed, C6)  # the user's savepoint stays
 
 
 def test_a_checkpoint_that_cannot_be_read_stays_and_keeps_the_files_of_all() -> None:
@@ -138,7 +172,7 @@ def test_an_older_one_is_tried_only_where_it_is_allowed(error: Exception) -> Non
         choose(previous, Options(), *registered(*previous.retained), fails)
     for restore_from in ("latest", "5"):
         start = choose(previous, Options(restore_from, True), *registered(*previous.retained), fails, read(C4))
-        assert start.pointer == C4 and start.passed_over == plain(C5, later)
+        assert start.pointer == C4 and start.passed_over == plain(other_job, C5, later)
     named = (ResolveName("checkpoints/x"), NamedPlace(C5.location, False))
     start = choose(previous, Options("x", True), *registered(*previous.retained), named, fails, read(C4))
     assert start.pointer == C4
@@ -181,7 +215,30 @@ def test_a_savepoint_of_this_job_elsewhere_begins_a_new_one() -> None:
     named = (ResolveName("/copies/savepoint-5"), NamedPlace(S5.location, True))
     start = choose(previous, Options("/copies/savepoint-5"), *registered(C6, C4), named, read(S5, own=False))
     assert not start.resume and start.next_checkpoint_id == 6
-    assert start.retained == (CompletedCheckpoint(5, S5.location, STOPS),) and not start.passed_over
+    assert start.retained == (CompletedCheckpoint(5, S5.location, STOPS),) and start.passed_over == plain(C6, C4)
+
+
+@pytest.mark.parametrize(
+    ("listed_as", "resume"),
+    [
+        (pointer(7, kind="savepoint"), True),  # the job has stopped with it, in the directory that the request named
+        (pointer(7, kind="savepoint", claimed=True), False),  # of another storage, whose job has the same number
+        (pointer(7, kind="savepoint", job_id=4), False),  # an earlier job has stopped with it
+        (None, False),
+    ],
+)
+@pytest.mark.parametrize("restore_from", ["latest", "s3://archive/savepoint-7"])
+def test_a_job_goes_on_from_the_savepoint_that_it_was_stopped_with_elsewhere(
+    restore_from: str, listed_as: CheckpointPointer | None, resume: bool
+) -> None:
+    elsewhere = "s3://archive/savepoint-7"
+    newest = msgspec.structs.replace(pointer(7, kind="savepoint"), location=elsewhere)
+    entries = [msgspec.structs.replace(listed_as, location=elsewhere)] if listed_as is not None else []
+    previous = state(*entries, C6, newest=newest, highest_checkpoint_id=9)
+    named = [] if restore_from == "latest" else [(ResolveName(elsewhere), NamedPlace(elsewhere, True))]
+    start = choose(previous, Options(restore_from), *registered(C6), *named, read(newest, own=False))
+    assert start.resume is resume and start.next_checkpoint_id == (10 if resume else 8)
+    assert (CompletedCheckpoint(6, C6.location) in start.retained) is resume
 
 
 def test_a_savepoint_by_its_name() -> None:
@@ -190,7 +247,7 @@ def test_a_savepoint_by_its_name() -> None:
     start = choose(state(C6), Options("savepoint-5-x"), *registered(C6), named, read(S5))
     assert start.resume and start.passed_over == plain(C6) and start.next_checkpoint_id == 7
     start = choose(state(C6), Options("savepoint-5-x"), *registered(C6), named, (ReadRestorable(S5.location), read(other)[1]))
-    assert not start.resume and not start.passed_over
+    assert not start.resume and start.passed_over == plain(C6)
 
 
 def test_a_checkpoint_of_an_earlier_job_is_refused() -> None:

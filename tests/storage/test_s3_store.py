@@ -16,6 +16,7 @@ from dagster_checkpoints.storage import (
     ConditionalWritesUnsupported,
     OutcomeUnknown,
     Precondition,
+    PutMode,
     StorageAccessDenied,
     StorageUnavailable,
     UpdateVersion,
@@ -49,6 +50,24 @@ def test_a_conflict_without_end_is_an_error_of_its_own(s3: EmbeddedS3, s3_store:
         s3_store.put("key", b"1", "create")
     s3.heal()
     assert s3_store.head("key") is None
+
+
+@pytest.mark.parametrize("lands", [True, False])
+@pytest.mark.parametrize("update", [True, False])
+def test_a_conflict_without_end_after_a_lost_answer_is_not_taken_for_a_refusal(
+    s3: EmbeddedS3, s3_store: S3Store, lands: bool, update: bool
+) -> None:
+    """The write whose answer was lost may be the one that the others conflict with."""
+    twice = S3Store(s3.bucket, s3_store.prefix, client=s3.client(), sleep=lambda seconds: None)
+    mode: PutMode = UpdateVersion(twice.put("key", b"0")) if update else "create"
+    s3.inject(Fault("lose_answer" if lands else "drop", "PUT", "key"))
+    s3.conflict(times=1000)
+    if lands:
+        etag = twice.put("key", b"1", mode)
+        assert twice.get_with_etag("key") == (b"1", etag)
+        return
+    with pytest.raises(OutcomeUnknown, match="ConditionalRequestConflict"):
+        twice.put("key", b"1", mode)
 
 
 def test_an_own_create_is_recognised_after_the_client_tried_again(s3: EmbeddedS3, s3_store: S3Store) -> None:

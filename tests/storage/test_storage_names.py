@@ -17,6 +17,7 @@ from dagster_checkpoints.storage.layout import (
     validate_savepoint_name,
     validate_sha256,
 )
+from dagster_checkpoints.storage.locating import storage_of
 
 LAYOUT = Layout("flights")
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,20}", fullmatch=True)
@@ -118,3 +119,26 @@ def test_other_names_are_not_shared_files(ending: str) -> None:
     assert SharedName.parse("a" * 64 + ending) is None
     with pytest.raises(InvalidKey, match="<sha256>-<epoch>"):
         LAYOUT.shared_file("a" * 64 + ending)
+
+
+@pytest.mark.parametrize("root", ["s3://bucket", "s3://bucket/a b/c", "file:///a", "/a", "/a/my dir"])
+@pytest.mark.parametrize("place", ["checkpoints/chk-4-1", "savepoints/savepoint-4-x", "savepoints/copy"])
+@pytest.mark.parametrize("end", ["", "/", "/_metadata"])
+def test_the_storage_of_a_location_in_a_pipelines_directory(root: str, place: str, end: str) -> None:
+    assert storage_of(f"{root}/flights/{place}{end}") == (root, "flights")
+
+
+@pytest.mark.parametrize(
+    ("location", "root"),
+    [
+        ("s3://bucket/savepoints/savepoint-4-x", "s3://bucket/savepoints"),
+        ("file:///archive/savepoints/savepoint-4-x", "file:///archive/savepoints"),
+        ("/archive/savepoints/savepoint-4-x", "/archive/savepoints"),
+        ("/data/my archive/savepoints/savepoint-4-x", "/data/my archive/savepoints"),
+        ("file:///data/my%20archive/savepoints/savepoint-4-x/", "file:///data/my%20archive/savepoints"),
+        ("s3://bucket/_old/savepoints/savepoint-4-x", "s3://bucket/_old/savepoints"),
+        ("s3://bucket/archive/savepoint-4-x", "s3://bucket/archive"),
+    ],
+)
+def test_the_storage_of_a_savepoint_that_is_in_no_pipelines_directory(location: str, root: str) -> None:
+    assert storage_of(location) == (root, "elsewhere")

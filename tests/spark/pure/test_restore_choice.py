@@ -84,10 +84,10 @@ class Runs:
         ownership.complete(number, location)
         return location
 
-    def stops_savepoint(self, storage: CheckpointStorage, number: int) -> str:
+    def stops_savepoint(self, storage: CheckpointStorage, number: int, target: str = "") -> str:
         ownership = storage.ownership
         assert ownership is not None
-        directory = storage.savepoint_directory(number, "stop")
+        directory = storage.savepoint_directory(number, "stop", target)
         location = directory.write_metadata(self.metadata(storage, number, kind="savepoint"), {})
         ownership.complete(number, location, kind="savepoint")
         return location
@@ -144,6 +144,22 @@ def test_without_a_claim_a_savepoint_stays_the_users(runs: Runs) -> None:
         assert not start.claimed and start.retained[-1].is_savepoint
 
 
+@pytest.mark.parametrize("asked", ["latest", "5", "location"])
+def test_a_job_that_was_stopped_with_a_savepoint_elsewhere_goes_on(runs: Runs, tmp_path: Path, asked: str) -> None:
+    """Also if the run that goes on from it dies before its first checkpoint."""
+    with runs.job() as storage:
+        runs.checkpoint(storage, 4)
+        location = runs.stops_savepoint(storage, 5, str(tmp_path / "archive"))
+        assert location.startswith("file://")
+    for _ in range(2):
+        with runs.run() as storage:
+            start = runs.choose(storage, location if asked == "location" else asked)
+            assert start.resume and start.next_checkpoint_id == 6 and not start.claimed
+            assert [c.checkpoint_id for c in start.retained] == [4, 5] and start.retained[-1].is_savepoint
+            assert storage.ownership is not None
+            assert storage.ownership.begin_job(resume=start.resume, restored=start.pointer) == 1
+
+
 @pytest.mark.parametrize("asked", ["5", "chk-5", "location", "url"])
 def test_a_checkpoint_of_an_earlier_job_is_refused(runs: Runs, asked: str) -> None:
     with runs.job() as storage:
@@ -164,7 +180,8 @@ def test_a_savepoint_of_an_earlier_job_begins_a_new_one(runs: Runs) -> None:
         runs.checkpoint(storage, 6)
     with runs.run() as storage:
         start = runs.choose(storage, location)
-        assert not start.resume and not start.passed_over and start.next_checkpoint_id == 6
+        assert not start.resume and start.next_checkpoint_id == 6
+        assert [c.checkpoint_id for c in start.passed_over] == [6]
 
 
 def test_a_checkpoint_of_a_spark_whose_state_is_not_read_is_refused_or_passed_over(runs: Runs) -> None:
