@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -24,6 +25,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pyarrow import orc
 
+from dagster_checkpoints.errors import AlreadyExists, NotFound
 from dagster_checkpoints.files import durable
 from dagster_checkpoints.sinks import (
     FileSink,
@@ -35,7 +37,8 @@ from dagster_checkpoints.sinks import (
     SinkUnavailable,
     UnreadableSinkTransaction,
 )
-from dagster_checkpoints.sinks.files import part_files, target_files
+from dagster_checkpoints.sinks.files import hdfs_files, part_files, target_files
+from dagster_checkpoints.sinks.files.web_hdfs import HdfsEntry
 from dagster_checkpoints.sinks.text import csv_header, csv_lines, json_lines
 from tests.sinks.staged_files import BATCH, Folder, context, numbers
 
@@ -344,6 +347,84 @@ def test_records_of_an_earlier_release_are_refused_by_name_also_those_of_hdfs(fo
     for call in (FileSink(folder.path).check_new_start, FileSink(folder.path).open):
         with pytest.raises(SinkPathInUse, match=r"record of an earlier release.*0/owner\.3"):
             call(context())
+
+
+class _LocalHdfs:
+    """What `WebHdfs` does, in a directory."""
+
+    url = "webhdfs://namenode:9870/lake"
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.killed_at = ""
+
+    def stream(self, path: str) -> Iterator[bytes]:
+        if not (self._root / path).is_file():
+            raise NotFound(path)
+        yield (self._root / path).read_bytes()
+
+    def write(self, path: str, data: Any) -> None:
+        self.make_folder(path.rpartition("/")[0])
+        (self._root / path).write_bytes(data if isinstance(data, bytes) else data.read())
+
+    def rename(self, path: str, new: str, *, overwrite: bool) -> None:
+        if new.endswith(self.killed_at or "\0"):
+            raise KeyboardInterrupt
+        if (self._root / new).exists() and not overwrite:
+            raise AlreadyExists(new)
+        try:
+            os.replace(self._root / path, self._root / new)
+        except FileNotFoundError:
+            raise NotFound(path) from None
+
+    def make_folder(self, path: str) -> None:
+        (self._root / path).mkdir(parents=True, exist_ok=True)
+
+    def delete(self, path: str) -> bool:
+        place = self._root / path
+        if not place.exists() or (place.is_dir() and any(place.iterdir())):
+            return False
+        place.rmdir() if place.is_dir() else place.unlink()
+        return True
+
+    def status(self, path: str) -> HdfsEntry | None:
+        place = self._root / path
+        return HdfsEntry(place.name, place.stat().st_size, place.is_dir()) if place.exists() else None
+
+    def entries(self, path: str) -> list[HdfsEntry]:
+        place = self._root / path
+        found = [self.status(f"{path}/{each.name}".lstrip("/")) for each in place.iterdir()] if place.is_dir() else []
+        return sorted((each for each in found if each is not None), key=lambda each: each.name)
+
+
+@pytest.mark.parametrize("killed_at", [".staged", "/transaction"])
+@pytest.mark.parametrize("restored", [False, True])
+def test_what_a_killed_run_has_left_in_hdfs_is_deleted(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, killed_at: str, restored: bool
+) -> None:
+    hdfs = _LocalHdfs(folder.path)
+    monkeypatch.setattr(hdfs_files, "WebHdfs", lambda url, user: hdfs)
+
+    def opened(epoch: int) -> FileSink:
+        sink = FileSink(hdfs.url, "json")
+        sink.open(context(epoch=epoch))
+        return sink
+
+    sink = opened(1)
+    sink.start_new()
+    folder.commit(sink, 1, numbers(1))
+    hdfs.killed_at = killed_at
+    with pytest.raises(KeyboardInterrupt):
+        folder.staged(sink, 2, numbers(2))
+    hdfs.killed_at = ""
+    left = [name for name in folder.everything() if "/staged/" in name]
+    assert any("/.~" in name for name in left)
+    again = opened(2)
+    again.recover([], restored=1) if restored else again.start_new()
+    assert [name for name in folder.everything() if "/staged/" in name or ".~" in name] == []
+    assert folder.numbers("json") == [1]
+    folder.commit(again, 3, numbers(3))
+    assert folder.numbers("json") == [1, 3]
 
 
 def test_a_full_disk_and_a_path_that_is_not_a_directory(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
