@@ -519,6 +519,28 @@ def test_a_new_start_replaces_only_the_rows_of_earlier_jobs(database: Database) 
     assert database.rows("SELECT n FROM t ORDER BY n") == [(2,), (7,)]
 
 
+@pytest.mark.parametrize("marked", [(False,), (False, True), (True, False), (True, True)], ids=str)
+def test_a_new_start_does_not_leave_rows_of_earlier_jobs_that_no_column_marks(
+    database: Database, marked: tuple[bool, ...]
+) -> None:
+    database.run("CREATE TABLE t (n BIGINT, c TEXT)", "INSERT INTO t VALUES (7, NULL)")
+    for number, column in enumerate(marked, 1):
+        settings = {"checkpoint_column": "c"} if column else {}
+        sink = database.opened(context(job_id=number, epoch=number), at_new_start="keep", **settings)
+        sink.start_new()
+        sink.commit(database.staged(sink, 1, number))
+    job = context(job_id=9, epoch=9)
+    new = database.sink(checkpoint_column="c", at_new_start="replace")
+    if all(marked):
+        new.check_new_start(job)
+        new.open(job)
+        new.start_new()
+        assert database.rows("SELECT n FROM t") == [(7,)]
+    else:
+        with pytest.raises(SinkPathInUse, match="rows in t that were written without a checkpoint_column"):
+            new.check_new_start(job)
+
+
 def test_refused_new_starts(database: Database) -> None:
     sink = database.sink()
     sink.check_new_start(context())

@@ -100,11 +100,11 @@ class SqlTarget(AtomicTarget):
         def work(connection: Connection) -> bool:
             jobs = self._ledger.jobs(connection) if self._claim is not None else []
             owns = self._claim is not None and self._claim.owns_rows and bool(jobs)
-            tells_apart = self._checkpoint_column is not None and bool(jobs)
+            tells_apart = self._checkpoint_column is not None and bool(jobs) and self._ledger.marks_all(connection)
             return not owns and not tells_apart and self._has_rows(connection)
 
         found = not self.is_missing_file and self.database.read(work)
-        return [f"rows in {self._name}, which has no checkpoint_column"] if found else []
+        return [f"rows in {self._name} that were written without a checkpoint_column"] if found else []
 
     def _has_rows(self, connection: Connection) -> bool:
         return self._table.exists(connection) and self._table.has_rows(connection)
