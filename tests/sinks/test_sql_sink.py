@@ -32,6 +32,7 @@ from dagster_checkpoints.pipeline.errors import InvalidDurationError
 from dagster_checkpoints.sinks import (
     InvalidSinkDatabase,
     ReservedSinkColumn,
+    SinkCannotTakeBack,
     SinkColumnsMismatch,
     SinkCommit,
     SinkContext,
@@ -584,6 +585,23 @@ def test_rows_that_were_taken_back_and_deleted(database: Database) -> None:
     with pytest.raises(SinkTransactionLost, match=r"expected 1 rows of checkpoint 2.*t__taken_back, found 0"):
         again.recover([], restored=2)
     assert database.rows("SELECT n FROM t ORDER BY n") == [(1,), (3,)]
+
+
+REWRITTEN = ["DELETE FROM t WHERE n = 2", "UPDATE t SET c = NULL WHERE n = 20", "INSERT INTO t SELECT * FROM t WHERE n = 2"]
+
+
+@pytest.mark.parametrize("statement", [*REWRITTEN, "ALTER TABLE t ADD COLUMN d TEXT"])
+def test_rows_that_another_program_has_rewritten_cannot_be_taken_back(database: Database, statement: str) -> None:
+    sink = database.opened(checkpoint_column="c")
+    for checkpoint_id in (1, 2):
+        sink.commit(database.staged(sink, checkpoint_id, checkpoint_id, 10 * checkpoint_id))
+    database.run(statement)
+    before = database.rows()
+    renamed = "ADD COLUMN" in statement  # the sink's column has another name
+    again = database.opened(context(epoch=2), checkpoint_column="d" if renamed else "c")
+    with pytest.raises(SinkCannotTakeBack, match=r"expected 2 rows with . = '2-job1-0' in the table.*found [013]:"):
+        again.recover([], restored=1)
+    assert database.rows() == before and "t__taken_back" not in database.tables()
 
 
 def test_rows_are_taken_back_and_come_back_although_the_table_was_altered_in_between(database: Database) -> None:

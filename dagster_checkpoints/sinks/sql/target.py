@@ -290,7 +290,10 @@ class SqlTarget(AtomicTarget):
                 raise self._indistinguishable(list(rows), sum(found.rows for found in rows.values()))
             return
         for commit in moves.hide:
-            self._ledger.record_visibility(connection, commit, self._table.take_back(connection, self._mark(commit)))
+            moved = self._table.take_back(connection, self._mark(commit))
+            if moved != rows[commit].rows:
+                raise self._rewritten(commit, rows[commit].rows, moved)
+            self._ledger.record_visibility(connection, commit, moved)
         for commit in moves.show:
             moved = self._table.show_again(connection, self._mark(commit))
             if moved != rows[commit].taken_back:
@@ -319,6 +322,16 @@ class SqlTarget(AtomicTarget):
         assert self._claim is not None
         job = commit.job.removesuffix(f".{self._claim.history}")
         return f"{commit.checkpoint}-job{job}-{commit.index}"
+
+    def _rewritten(self, commit: Commit, rows: int, found: int) -> SinkCannotTakeBack:
+        return SinkCannotTakeBack(
+            f"{self._sink}: the job is restored from an older checkpoint and will write the rows of later ones again; expected "
+            f"{rows} rows with {self._checkpoint_column} = {self._mark(commit)!r} in the table, which checkpoint "
+            f"{commit.checkpoint} has committed, found {found}: another program has deleted or changed them, or the sink's "
+            "checkpoint_column had another name. Nothing was changed. Restore the newest checkpoint; or correct the sink; or, if "
+            f"these rows are really gone, delete what is left of them, and their row in {COMMITS} (job {commit.job!r}, "
+            f"instance_index {commit.index}, checkpoint_id {commit.checkpoint})"
+        )
 
     def _indistinguishable(self, commits: Sequence[Commit], rows: int) -> SinkCannotTakeBack:
         numbers = sorted(commit.checkpoint for commit in commits)
