@@ -9,6 +9,7 @@ import os
 import re
 import sqlite3
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ from dagster_checkpoints.sinks import (
     SinkUnavailable,
     SqlSink,
 )
+from dagster_checkpoints.sinks.sql.table import SinkTable
 from dagster_checkpoints.sinks.temporary_folder import TransactionCopies
 from dagster_checkpoints.systems.sql_address import sql_address
 from dagster_checkpoints.systems.sql_database import DatabaseFailure, failure_of
@@ -585,6 +587,42 @@ def test_rows_that_were_taken_back_and_deleted(database: Database) -> None:
     with pytest.raises(SinkTransactionLost, match=r"expected 1 rows of checkpoint 2.*t__taken_back, found 0"):
         again.recover([], restored=2)
     assert database.rows("SELECT n FROM t ORDER BY n") == [(1,), (3,)]
+
+
+def test_instances_that_take_rows_back_at_the_same_time(server: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one begins while the first has created the table of hidden rows, and has not committed yet."""
+    settings = {"checkpoint_column": "c"}
+    for index in (0, 1):
+        sink = server.opened(context(index=index, parallelism=2), **settings)
+        for checkpoint_id in (1, 2):
+            sink.commit(server.staged(sink, checkpoint_id, 10 * checkpoint_id + index))
+        sink.close()
+    first, second = (server.opened(context(index=index, parallelism=2, epoch=2), **settings) for index in (0, 1))
+    real, failed = SinkTable.take_back, []
+
+    def recover() -> None:
+        try:
+            second.recover([], restored=1)
+        except SinkError as error:
+            failed.append(error)
+
+    other = threading.Thread(target=recover)
+
+    def taken_back(table: SinkTable, connection: Any, mark: str) -> int:
+        rows = real(table, connection, mark)
+        if mark.endswith("-0"):
+            other.start()
+            deadline = time.monotonic() + 60
+            while not server.rows("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        return rows
+
+    monkeypatch.setattr(SinkTable, "take_back", taken_back)
+    first.recover([], restored=1)
+    other.join(60)
+    assert failed == [] and server.rows("SELECT n FROM t ORDER BY n") == [(10,), (11,)]
+    assert server.rows("SELECT n FROM t__taken_back ORDER BY n") == [(20,), (21,)]
 
 
 REWRITTEN = ["DELETE FROM t WHERE n = 2", "UPDATE t SET c = NULL WHERE n = 20", "INSERT INTO t SELECT * FROM t WHERE n = 2"]

@@ -289,6 +289,8 @@ class SqlTarget(AtomicTarget):
             if rows:
                 raise self._indistinguishable(list(rows), sum(found.rows for found in rows.values()))
             return
+        if rows:
+            self._ledger.serialize(connection)  # all instances are restored at once, and one creates the table of hidden rows
         for commit in moves.hide:
             moved = self._table.take_back(connection, self._mark(commit))
             if moved != rows[commit].rows:
