@@ -309,9 +309,12 @@ class LakeTarget(AtomicTarget):
             return [name for name in committed if name.checkpoint_id in wanted]
 
         why = f"to restore checkpoint {change.ledger.job(change.job).shown}"
+        show = of(change.moves.show)
+        for name in show:
+            self._check_table(self._files.content(name), again=True)
         visibility = RowVisibility(self._log, self._files, self._sink)
         hidden = visibility.hidden(of(change.moves.hide), why)  # refuses, where `shown` copies files
-        return LakeChange(visibility.shown(of(change.moves.show)), hidden)
+        return LakeChange(visibility.shown(show), hidden)
 
     def _placement(self, name: TransactionName) -> RowPlacement:
         content = self._files.complete(name)
@@ -331,8 +334,13 @@ class LakeTarget(AtomicTarget):
         checkpoint = {"checkpoint": ", ".join(committed)} if committed else {}
         return {**of, **checkpoint, "epoch": str(scope.owner.epoch), **describe(numbers)}
 
-    def _check_table(self, staged: StagedTransaction) -> None:
-        """Whether the table is still the one that the files were made for."""
+    def _check_table(self, staged: StagedTransaction, *, again: bool = False) -> None:
+        """Whether the table is still the one that the files were made for.
+
+        Args:
+            staged: the files.
+            again: whether they were in the table before: its columns may be wider since.
+        """
         shape = self._log.shape()
         if staged.table and shape.table != staged.table:
             raise SinkTargetChanged(
@@ -340,7 +348,7 @@ class LakeTarget(AtomicTarget):
                 "created again after the rows were written. Restore the table, or begin a new job that writes all rows again"
             )
         stage = self._log.columns_of(staged.schema)
-        problems = differences(shape.columns, stage, shape.required, "add")
+        problems = [] if again else differences(shape.columns, stage, shape.required, "add")
         problems += [
             f"column {column.name!r}: expected a column of the table, found that it was dropped"
             for column in added(shape.columns, stage)
