@@ -488,6 +488,20 @@ def test_the_page_s_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 # Readers
 
 
+@pytest.mark.parametrize("format", ["parquet", "orc", "csv", "json"])
+@pytest.mark.parametrize("settings", [{}, {"partition_by": "day"}, {"rows_per_file": 2}], ids=str)
+def test_only_names_of_committed_files_end_with_the_formats_name(folder: Folder, format: str, settings: dict[str, Any]) -> None:
+    sink = folder.opened(format, **settings)
+    rows = numbers(1, 2, 3).append_column("day", pa.array(["a", "b", "a"]))
+    for batch_id in (0, 1, 1):
+        sink.write(BATCH, [folder.file(rows)], batch_id)
+        assert not list(folder.path.rglob(f"*.{format}"))
+    transaction = sink.pre_commit(1) or ""
+    assert not list(folder.path.rglob(f"*.{format}"))
+    sink.commit(transaction)
+    assert folder.numbers(format) == [1, 1, 2, 2, 3, 3]
+
+
 @pytest.mark.parametrize(
     ("format", "reader"),
     [("parquet", "read_parquet"), ("csv", "read_csv"), ("json", "read_json")],
@@ -498,6 +512,7 @@ def test_duckdb_reads_by_pattern_what_is_committed(folder: Folder, format: str, 
     for checkpoint_id in (1, 2):
         folder.commit(sink, checkpoint_id, rows)
     folder.staged(sink, 3, rows)
+    sink.write(BATCH, [folder.file(rows)], 40)
     options = {"csv": ", allow_quoted_nulls=false"}.get(format, "")
     query = f"SELECT n, text, amount, yes, day FROM {reader}('{folder.path}/**/*.{format}', hive_partitioning=true{options})"
     found = duckdb.sql(query).fetchall()

@@ -162,7 +162,7 @@ class EncodedTransaction(OpenTransaction):
 
     def _link(self, file: Path) -> Path:
         self._linked += 1
-        link = self._work / f"source-{self._linked:06d}.parquet"
+        link = self._work / f"source-{self._linked:06d}"  # see `PartFiles`
         link_or_copy(file, link)
         return link
 
