@@ -262,6 +262,18 @@ def test_partition_columns_that_do_not_fit_are_named(folder: Folder, by: list[st
         folder.opened(partition_by=by).write(BATCH, [folder.file(pa.table({"n": [1], "at": [AT]}))], 0)
 
 
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_no_row_of_a_csv_file_is_an_empty_line(folder: Folder, partitioned: bool) -> None:
+    settings = {"partition_by": "day"} if partitioned else {}
+    days = {"day": ["a", "a", "b"]} if partitioned else {}
+    sink = folder.opened("csv", **settings)
+    folder.commit(sink, 1, pa.table({"text": ["", " ", "x"], **days}))
+    lines = [line for file in folder.visible for line in file.read_bytes().splitlines()[1:]]
+    assert sorted(lines) == [b'" "', b'""', b'"x"']
+    with pytest.raises(SinkRowsRefused, match=r"only one of a CSV file.*found NULL in column 'text'\. Filter"):
+        sink.write(BATCH, [folder.file(pa.table({"text": ["x", None, "y"], **days}))], 20)
+
+
 def test_a_value_that_is_too_long_for_a_directory_is_refused(folder: Folder) -> None:
     rows = pa.table({"n": [1], "shop": ["é" * 130]})
     with pytest.raises(SinkRowsRefused, match=r"'shop'.*255 bytes"):
