@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -145,7 +146,18 @@ class DeltaLog(TableLog):
         return self._numbers[name]
 
     def active_files(self) -> set[str]:
-        return set() if self._table is None else {file.path for file in self.active()}
+        return set() if self._table is None else {file.path for file in self.active()} - self._files_with_deleted_rows()
+
+    def _files_with_deleted_rows(self) -> set[str]:
+        """The files with deletion vectors: another program has deleted rows of them, and their names alone do not remove them.
+
+        Source: Delta's protocol, "Deletion Vectors": a file is known by its path and its deletion vector together.
+        """
+        if "deletionVectors" not in (self.opened.protocol().reader_features or ()):
+            return set()
+        with self._reached("read"):
+            urls = pa.table(self.opened.deletion_vectors().read_all())["filepath"].to_pylist()
+        return {unquote(url.removeprefix(self.opened.table_uri)).lstrip("/") for url in urls}
 
     def active(self, bounds: Mapping[str, tuple[pa.Scalar, pa.Scalar]] | None = None) -> list[ActiveFile]:
         return active_files(pa.table(self.opened.get_add_actions()), self.opened.metadata().partition_columns, bounds or {})
