@@ -107,7 +107,8 @@ def test_rows_that_are_written_again_wait_in_a_folder_that_a_later_process_delet
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    real, locked = table_files.place_all, []
+    real = table_files.place_all
+    locked: list[bool] = []
 
     def placed(sources: dict[str, Path], root: Path) -> None:
         locked.extend((source.parent / "lock").exists() for source in sources.values())  # see TemporaryFolder

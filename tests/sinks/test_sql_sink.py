@@ -598,7 +598,8 @@ def test_instances_that_take_rows_back_at_the_same_time(server: Database, monkey
             sink.commit(server.staged(sink, checkpoint_id, 10 * checkpoint_id + index))
         sink.close()
     first, second = (server.opened(context(index=index, parallelism=2, epoch=2), **settings) for index in (0, 1))
-    real, failed = SinkTable.take_back, []
+    real = SinkTable.take_back
+    failed: list[SinkError] = []
 
     def recover() -> None:
         try:
