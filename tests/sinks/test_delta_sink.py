@@ -45,13 +45,13 @@ _DELETED = {"storageType": "i", "pathOrInlineDv": "^Bg9^0rr910000000000iXQKl0rr9
 """A deletion vector of the rows 3, 4, 7, 11, 18 and 29. Source: Delta's protocol, "JSON Example 2"."""
 
 
-def _delete_rows(table: Table, add: dict[str, Any]) -> None:
+def _delete_rows(table: Table, add: dict[str, Any], *others: dict[str, Any]) -> None:
     """Another program deletes rows of a file."""
     of_file = {name: add[name] for name in ("path", "partitionValues", "size")}
     remove = {"remove": {**of_file, "deletionTimestamp": add["modificationTime"], "dataChange": True}}
     marked = {"add": {**add, "deletionVector": {**_DELETED, "sizeInBytes": 44, "cardinality": 6}}}
     log = table.path / f"_delta_log/{table.table.version() + 1:020}.json"
-    log.write_text("\n".join(map(json.dumps, (remove, marked))))
+    log.write_text("\n".join(map(json.dumps, (*others, remove, marked))))
 
 
 def _added(table: Table) -> dict[str, Any]:
@@ -85,6 +85,23 @@ def test_files_of_which_rows_were_deleted_by_a_vector_are_not_taken_back(table: 
         begin()
         left = {"other"} if new_start else {"other", "kept"}
         assert sorted(table.table.file_uris()) == sorted(uri for uri in before if any(files[n]["path"] in uri for n in left))
+
+
+@pytest.mark.parametrize("settings", [{"key": "n"}, {"partition_by": "day", "overwrite_partitions": True}], ids=str)
+def test_files_of_which_rows_are_deleted_by_a_vector_before_the_commit_are_not_replaced(
+    table: Table, settings: dict[str, Any]
+) -> None:
+    columns = {"n": pa.array(range(40), pa.int64()), "day": pa.array(["a"] * 40)}
+    write_deltalake(table.path, pa.table(columns), partition_by=settings.get("partition_by"))
+    file = _added(table)
+    sink = table.opened(settings=settings)
+    transaction = table.staged(sink, 1, **columns)
+    features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
+    _delete_rows(table, file, {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}})
+    version = table.version()
+    with pytest.raises(SinkColumnsMismatch, match=r"found deletion vectors.*DROP FEATURE"):
+        sink.commit(transaction)
+    assert table.version() == version
 
 
 # Tables and rows that do not fit

@@ -146,7 +146,7 @@ class DeltaLog(TableLog):
         return self._numbers[name]
 
     def active_files(self) -> set[str]:
-        return set() if self._table is None else {file.path for file in self.active()} - self._files_with_deleted_rows()
+        return set() if self._table is None else {file.path for file in self._files({})} - self._files_with_deleted_rows()
 
     def _files_with_deleted_rows(self) -> set[str]:
         """The files with deletion vectors: another program has deleted rows of them, and their names alone do not remove them.
@@ -160,7 +160,16 @@ class DeltaLog(TableLog):
         return {unquote(url.removeprefix(self.opened.table_uri)).lstrip("/") for url in urls}
 
     def active(self, bounds: Mapping[str, tuple[pa.Scalar, pa.Scalar]] | None = None) -> list[ActiveFile]:
-        return active_files(pa.table(self.opened.get_add_actions()), self.opened.metadata().partition_columns, bounds or {})
+        if self._files_with_deleted_rows():  # since the last batch was staged: see `check_table`
+            raise SinkColumnsMismatch(
+                f"{self._sink}: expected a table whose files can be replaced by files with other rows, found deletion vectors: "
+                "another program has deleted rows with them. The staged rows stay: drop the table's feature deletionVectors "
+                "(ALTER TABLE … DROP FEATURE), and start the run again"
+            )
+        return self._files(bounds or {})
+
+    def _files(self, bounds: Mapping[str, tuple[pa.Scalar, pa.Scalar]]) -> list[ActiveFile]:
+        return active_files(pa.table(self.opened.get_add_actions()), self.opened.metadata().partition_columns, bounds)
 
     def readable(self, name: str) -> Any:
         return self.files.readable(name)
