@@ -115,6 +115,16 @@ def test_a_table_whose_rules_the_sink_does_not_check_is_refused(table: Table) ->
             act()
 
 
+@pytest.mark.parametrize("feature", ["rowTracking", "clustering"])
+def test_a_table_that_the_library_cannot_write_to_is_refused(table: Table, feature: str) -> None:
+    write_deltalake(table.path, pa.table({"n": pa.array([1], pa.int64())}))
+    protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": [feature, "domainMetadata"]}
+    (table.path / f"_delta_log/{1:020}.json").write_text(json.dumps({"protocol": protocol}))
+    with pytest.raises(SinkColumnsMismatch, match=r"library deltalake can write to, found: .*DomainMetadata.*DROP FEATURE"):
+        table.opened()
+    assert table.version() == "1"
+
+
 def test_settings_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for table in ("", "hdfs://name/table", "s3://key:secret@bucket/t", "s3:///t", "file://host/t"):
         with pytest.raises(InvalidSinkPath) as refused:

@@ -232,6 +232,7 @@ class DeltaLog(TableLog):
 
     def _write(self, change: LakeChange) -> int:
         from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import AddAction, RemoveAction
 
         for file in change.remove:
@@ -242,20 +243,29 @@ class DeltaLog(TableLog):
                     "with another program (OPTIMIZE, or Delta's own MERGE), or write to another table"
                 )
         table, before, now = self.opened, self.opened.version(), int(time.time() * 1000)
-        table.create_write_transaction(
-            [
-                *(AddAction(f.path, f.size, f.partition, now, True, f.statistics) for f in change.add),
-                *(RemoveAction(f.path, True, now, f.size, f.partition) for f in change.remove),
-            ],
-            "append",
-            table.schema(),
-            table.metadata().partition_columns,
-            commit_properties=CommitProperties(
-                app_transactions=[Transaction(name, number) for name, number in change.numbers.items()],
-                custom_metadata=dict(change.note) or None,
-                max_commit_retries=0 if change.read_rows else None,
-            ),
-        )
+        try:
+            table.create_write_transaction(
+                [
+                    *(AddAction(f.path, f.size, f.partition, now, True, f.statistics) for f in change.add),
+                    *(RemoveAction(f.path, True, now, f.size, f.partition) for f in change.remove),
+                ],
+                "append",
+                table.schema(),
+                table.metadata().partition_columns,
+                commit_properties=CommitProperties(
+                    app_transactions=[Transaction(name, number) for name, number in change.numbers.items()],
+                    custom_metadata=dict(change.note) or None,
+                    max_commit_retries=0 if change.read_rows else None,
+                ),
+            )
+        except CommitFailedError as error:
+            if "Unsupported table features" not in str(error):
+                raise
+            raise SinkColumnsMismatch(
+                f"{self._sink}: expected a table that the library deltalake can write to, found: {self._found(error)}. Drop "
+                "these features of the table (ALTER TABLE … DROP FEATURE), install a release of deltalake that has them, or "
+                "write to another table"
+            ) from error
         table.update_incremental()
         if self._numbers_version == before:  # known for the next version, too, if no other commit came between
             self._numbers |= change.numbers
