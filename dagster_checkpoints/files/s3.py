@@ -291,6 +291,8 @@ class S3Store:
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self._full(prefix))
             for page in pages:
                 for entry in page.get("Contents", ()):
+                    if entry["Key"].endswith("/"):  # marks a folder: the S3 console and Hadoop create such objects
+                        continue
                     yield ObjectInfo(entry["Key"][skip:], entry["Size"], entry["LastModified"])
 
     def delete(self, keys: Iterable[str]) -> None:

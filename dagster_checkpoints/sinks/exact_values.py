@@ -75,7 +75,8 @@ def _problem(name: str, column: pa.Array, limits: ColumnLimits) -> tuple[int, st
     if limits.required and column.null_count:
         return (
             _first(pc.is_null(column)),
-            "a value in every row (the column belongs to the key, or the table declares it NOT NULL)",
+            "a value in every row (the column belongs to the key, or the table declares it NOT NULL; or it is the only one of a "
+            "CSV file, whose readers skip empty lines)",
             "Filter these rows, or give them a value",
         )
     if kinds.is_string(column.type) or kinds.is_large_string(column.type):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import date
 from pathlib import Path
@@ -40,6 +41,69 @@ def test_a_table_for_new_rows_only_takes_nothing_back(table: Table) -> None:
     assert table.rows() == [1, 2, 3]
 
 
+_DELETED = {"storageType": "i", "pathOrInlineDv": "^Bg9^0rr910000000000iXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L"}
+"""A deletion vector of the rows 3, 4, 7, 11, 18 and 29. Source: Delta's protocol, "JSON Example 2"."""
+
+
+def _delete_rows(table: Table, add: dict[str, Any], *others: dict[str, Any]) -> None:
+    """Another program deletes rows of a file."""
+    of_file = {name: add[name] for name in ("path", "partitionValues", "size")}
+    remove = {"remove": {**of_file, "deletionTimestamp": add["modificationTime"], "dataChange": True}}
+    marked = {"add": {**add, "deletionVector": {**_DELETED, "sizeInBytes": 44, "cardinality": 6}}}
+    log = table.path / f"_delta_log/{table.table.version() + 1:020}.json"
+    log.write_text("\n".join(map(json.dumps, (*others, remove, marked))))
+
+
+def _added(table: Table) -> dict[str, Any]:
+    log = table.path / f"_delta_log/{table.table.version():020}.json"
+    (found,) = (action["add"] for action in map(json.loads, log.read_text().splitlines()) if "add" in action)
+    return dict(found)
+
+
+@pytest.mark.parametrize("deleted", ["other", "kept", "taken back"])
+@pytest.mark.parametrize("new_start", [False, True])
+def test_files_of_which_rows_were_deleted_by_a_vector_are_not_taken_back(table: Table, deleted: str, new_start: bool) -> None:
+    configuration = {"delta.enableDeletionVectors": "true"}
+    DeltaTable.create(table.path, pa.schema([("n", pa.int64())]), configuration=configuration)
+    files = {}
+    write_deltalake(table.path, pa.table({"n": pa.array(range(40), pa.int64())}), mode="append")
+    files["other"] = _added(table)
+    sink = table.opened()
+    for checkpoint_id, name in ((1, "kept"), (2, "taken back")):
+        sink.commit(table.staged(sink, checkpoint_id, *range(100 * checkpoint_id, 100 * checkpoint_id + 40)))
+        files[name] = _added(table)
+    _delete_rows(table, files[deleted])
+    before = table.table.file_uris()
+    changes: dict[str, Any] = {"job_id": 2} if new_start else {}
+    again = table.opened(attempt="a2", settings={"at_new_start": "replace"}, epoch=2, **changes)
+    begin = again.start_new if new_start else lambda: again.recover([], restored=1)
+    if deleted == "taken back" or (new_start and deleted == "kept"):
+        with pytest.raises(SinkCannotTakeBack, match="another program has rewritten or deleted their rows"):
+            begin()
+        assert sorted(table.table.file_uris()) == sorted(before)
+    else:
+        begin()
+        left = {"other"} if new_start else {"other", "kept"}
+        assert sorted(table.table.file_uris()) == sorted(uri for uri in before if any(files[n]["path"] in uri for n in left))
+
+
+@pytest.mark.parametrize("settings", [{"key": "n"}, {"partition_by": "day", "overwrite_partitions": True}], ids=str)
+def test_files_of_which_rows_are_deleted_by_a_vector_before_the_commit_are_not_replaced(
+    table: Table, settings: dict[str, Any]
+) -> None:
+    columns = {"n": pa.array(range(40), pa.int64()), "day": pa.array(["a"] * 40)}
+    write_deltalake(table.path, pa.table(columns), partition_by=settings.get("partition_by"))
+    file = _added(table)
+    sink = table.opened(settings=settings)
+    transaction = table.staged(sink, 1, **columns)
+    features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
+    _delete_rows(table, file, {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}})
+    version = table.version()
+    with pytest.raises(SinkColumnsMismatch, match=r"found deletion vectors.*DROP FEATURE"):
+        sink.commit(transaction)
+    assert table.version() == version
+
+
 # Tables and rows that do not fit
 
 
@@ -49,6 +113,16 @@ def test_a_table_whose_rules_the_sink_does_not_check_is_refused(table: Table) ->
     for act in (lambda: table.opened(), lambda: DeltaSink(table.path).check_new_start(context())):
         with pytest.raises(SinkColumnsMismatch, match=r"delta\.constraints\.positive"):
             act()
+
+
+@pytest.mark.parametrize("feature", ["rowTracking", "clustering"])
+def test_a_table_that_the_library_cannot_write_to_is_refused(table: Table, feature: str) -> None:
+    write_deltalake(table.path, pa.table({"n": pa.array([1], pa.int64())}))
+    protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": [feature, "domainMetadata"]}
+    (table.path / f"_delta_log/{1:020}.json").write_text(json.dumps({"protocol": protocol}))
+    with pytest.raises(SinkColumnsMismatch, match=r"library deltalake can write to, found: .*DomainMetadata.*DROP FEATURE"):
+        table.opened()
+    assert table.version() == "1"
 
 
 def test_settings_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

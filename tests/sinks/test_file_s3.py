@@ -12,9 +12,10 @@ import pyarrow.dataset as ds
 import pytest
 from pyarrow import fs
 
-from dagster_checkpoints.sinks import FileSink, InvalidSinkPath, SinkFenced, SinkUnavailable
+from dagster_checkpoints.sinks import FileSink, InvalidSinkPath, SinkFenced, SinkPathInUse, SinkUnavailable
+from dagster_checkpoints.sinks.base import AtNewStart
 from resources.embedded_s3 import EmbeddedS3
-from tests.sinks.staged_files import opened, staged
+from tests.sinks.staged_files import context, opened, staged
 from tests.sinks.suites import TargetConformance
 
 
@@ -88,6 +89,27 @@ def test_partitions_and_a_copy_that_was_interrupted(server: EmbeddedS3, tmp_path
         assert sorted(_read(url)) == rows and len([key for key in keys() if "_manifests" in key]) == restored
     with pytest.raises(SinkFenced, match=r"epoch 1.*epoch 3"):
         sink.commit(transaction)
+
+
+@pytest.mark.parametrize("choice", ["refuse", "keep", "replace"])
+def test_folders_that_the_console_has_created_are_no_files(tmp_path: Path, choice: AtNewStart) -> None:
+    client = boto3.client("s3")
+    for key in ("", "day=1/", "_dagster_checkpoints/", "_dagster_checkpoints/0/staged/"):
+        client.put_object(Bucket="lake", Key=f"by-hand-{choice}/{key}", Body=b"")
+    sink = FileSink(f"s3://lake/by-hand-{choice}", at_new_start=choice)
+    for job in (1, 2) if choice == "replace" else (1,):
+        sink.check_new_start(context(job=job, epoch=job))
+        instance = sink.new_instance()
+        instance.open(context(job=job, epoch=job))
+        instance.start_new()
+        instance.commit(staged(instance, tmp_path, 1, job))
+        assert _read(f"s3://lake/by-hand-{choice}") == [job, job]
+
+
+def test_a_file_of_another_program_whose_name_has_an_empty_part_is_named(tmp_path: Path) -> None:
+    boto3.client("s3").put_object(Bucket="lake", Key="others//rows.parquet", Body=b"")
+    with pytest.raises(SinkPathInUse, match=r"found other ones \(/rows\.parquet\)"):
+        FileSink("s3://lake/others").check_new_start(context())
 
 
 def test_a_server_that_does_not_answer_and_a_bucket_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -24,6 +25,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pyarrow import orc
 
+from dagster_checkpoints.errors import AlreadyExists, NotFound
 from dagster_checkpoints.files import durable
 from dagster_checkpoints.sinks import (
     FileSink,
@@ -35,7 +37,8 @@ from dagster_checkpoints.sinks import (
     SinkUnavailable,
     UnreadableSinkTransaction,
 )
-from dagster_checkpoints.sinks.files import part_files, target_files
+from dagster_checkpoints.sinks.files import hdfs_files, part_files, target_files
+from dagster_checkpoints.sinks.files.web_hdfs import HdfsEntry
 from dagster_checkpoints.sinks.text import csv_header, csv_lines, json_lines
 from tests.sinks.staged_files import BATCH, Folder, context, numbers
 
@@ -259,6 +262,18 @@ def test_partition_columns_that_do_not_fit_are_named(folder: Folder, by: list[st
         folder.opened(partition_by=by).write(BATCH, [folder.file(pa.table({"n": [1], "at": [AT]}))], 0)
 
 
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_no_row_of_a_csv_file_is_an_empty_line(folder: Folder, partitioned: bool) -> None:
+    settings = {"partition_by": "day"} if partitioned else {}
+    days = {"day": ["a", "a", "b"]} if partitioned else {}
+    sink = folder.opened("csv", **settings)
+    folder.commit(sink, 1, pa.table({"text": ["", " ", "x"], **days}))
+    lines = [line for file in folder.visible for line in file.read_bytes().splitlines()[1:]]
+    assert sorted(lines) == [b'" "', b'""', b'"x"']
+    with pytest.raises(SinkRowsRefused, match=r"only one of a CSV file.*found NULL in column 'text'\. Filter"):
+        sink.write(BATCH, [folder.file(pa.table({"text": ["x", None, "y"], **days}))], 20)
+
+
 def test_a_value_that_is_too_long_for_a_directory_is_refused(folder: Folder) -> None:
     rows = pa.table({"n": [1], "shop": ["é" * 130]})
     with pytest.raises(SinkRowsRefused, match=r"'shop'.*255 bytes"):
@@ -346,6 +361,84 @@ def test_records_of_an_earlier_release_are_refused_by_name_also_those_of_hdfs(fo
             call(context())
 
 
+class _LocalHdfs:
+    """What `WebHdfs` does, in a directory."""
+
+    url = "webhdfs://namenode:9870/lake"
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.killed_at = ""
+
+    def stream(self, path: str) -> Iterator[bytes]:
+        if not (self._root / path).is_file():
+            raise NotFound(path)
+        yield (self._root / path).read_bytes()
+
+    def write(self, path: str, data: Any) -> None:
+        self.make_folder(path.rpartition("/")[0])
+        (self._root / path).write_bytes(data if isinstance(data, bytes) else data.read())
+
+    def rename(self, path: str, new: str, *, overwrite: bool) -> None:
+        if new.endswith(self.killed_at or "\0"):
+            raise KeyboardInterrupt
+        if (self._root / new).exists() and not overwrite:
+            raise AlreadyExists(new)
+        try:
+            os.replace(self._root / path, self._root / new)
+        except FileNotFoundError:
+            raise NotFound(path) from None
+
+    def make_folder(self, path: str) -> None:
+        (self._root / path).mkdir(parents=True, exist_ok=True)
+
+    def delete(self, path: str) -> bool:
+        place = self._root / path
+        if not place.exists() or (place.is_dir() and any(place.iterdir())):
+            return False
+        place.rmdir() if place.is_dir() else place.unlink()
+        return True
+
+    def status(self, path: str) -> HdfsEntry | None:
+        place = self._root / path
+        return HdfsEntry(place.name, place.stat().st_size, place.is_dir()) if place.exists() else None
+
+    def entries(self, path: str) -> list[HdfsEntry]:
+        place = self._root / path
+        found = [self.status(f"{path}/{each.name}".lstrip("/")) for each in place.iterdir()] if place.is_dir() else []
+        return sorted((each for each in found if each is not None), key=lambda each: each.name)
+
+
+@pytest.mark.parametrize("killed_at", [".staged", "/transaction"])
+@pytest.mark.parametrize("restored", [False, True])
+def test_what_a_killed_run_has_left_in_hdfs_is_deleted(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, killed_at: str, restored: bool
+) -> None:
+    hdfs = _LocalHdfs(folder.path)
+    monkeypatch.setattr(hdfs_files, "WebHdfs", lambda url, user: hdfs)
+
+    def opened(epoch: int) -> FileSink:
+        sink = FileSink(hdfs.url, "json")
+        sink.open(context(epoch=epoch))
+        return sink
+
+    sink = opened(1)
+    sink.start_new()
+    folder.commit(sink, 1, numbers(1))
+    hdfs.killed_at = killed_at
+    with pytest.raises(KeyboardInterrupt):
+        folder.staged(sink, 2, numbers(2))
+    hdfs.killed_at = ""
+    left = [name for name in folder.everything() if "/staged/" in name]
+    assert any("/.~" in name for name in left)
+    again = opened(2)
+    again.recover([], restored=1) if restored else again.start_new()
+    assert [name for name in folder.everything() if "/staged/" in name or ".~" in name] == []
+    assert folder.numbers("json") == [1]
+    folder.commit(again, 3, numbers(3))
+    assert folder.numbers("json") == [1, 3]
+
+
 def test_a_full_disk_and_a_path_that_is_not_a_directory(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = folder.opened("csv")
 
@@ -407,6 +500,20 @@ def test_the_page_s_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 # Readers
 
 
+@pytest.mark.parametrize("format", ["parquet", "orc", "csv", "json"])
+@pytest.mark.parametrize("settings", [{}, {"partition_by": "day"}, {"rows_per_file": 2}], ids=str)
+def test_only_names_of_committed_files_end_with_the_formats_name(folder: Folder, format: str, settings: dict[str, Any]) -> None:
+    sink = folder.opened(format, **settings)
+    rows = numbers(1, 2, 3).append_column("day", pa.array(["a", "b", "a"]))
+    for batch_id in (0, 1, 1):
+        sink.write(BATCH, [folder.file(rows)], batch_id)
+        assert not list(folder.path.rglob(f"*.{format}"))
+    transaction = sink.pre_commit(1) or ""
+    assert not list(folder.path.rglob(f"*.{format}"))
+    sink.commit(transaction)
+    assert folder.numbers(format) == [1, 1, 2, 2, 3, 3]
+
+
 @pytest.mark.parametrize(
     ("format", "reader"),
     [("parquet", "read_parquet"), ("csv", "read_csv"), ("json", "read_json")],
@@ -417,6 +524,7 @@ def test_duckdb_reads_by_pattern_what_is_committed(folder: Folder, format: str, 
     for checkpoint_id in (1, 2):
         folder.commit(sink, checkpoint_id, rows)
     folder.staged(sink, 3, rows)
+    sink.write(BATCH, [folder.file(rows)], 40)
     options = {"csv": ", allow_quoted_nulls=false"}.get(format, "")
     query = f"SELECT n, text, amount, yes, day FROM {reader}('{folder.path}/**/*.{format}', hive_partitioning=true{options})"
     found = duckdb.sql(query).fetchall()

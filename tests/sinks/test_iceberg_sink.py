@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -16,6 +17,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitStateUnknownException
 from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import LongType
 
 from dagster_checkpoints.sinks import (
     IcebergSink,
@@ -148,6 +150,34 @@ def test_a_column_that_is_dropped_before_the_commit_is_named(lake: Lake) -> None
     with pytest.raises(SinkColumnsMismatch, match="'shop': expected a column of the table, found that it was dropped"):
         sink.commit(text)
     assert lake.rows() == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda update: update.delete_column("shop"), lambda update: update.rename_column("shop", "store")],
+    ids=["dropped", "renamed"],
+)
+def test_a_column_that_is_gone_before_rows_come_back_is_named(lake: Lake, change: Callable[[Any], object]) -> None:
+    sink = lake.opened()
+    for checkpoint_id in (1, 2):
+        sink.commit(lake.staged(sink, checkpoint_id, n=pa.array([checkpoint_id], pa.int64()), shop=pa.array(["north"])))
+    lake.opened(attempt="a2").recover([], restored=1)
+    with lake.table.update_schema() as update:
+        change(update)
+    with pytest.raises(SinkColumnsMismatch, match="'shop': expected a column of the table, found that it was dropped"):
+        lake.opened(attempt="a3").recover([], restored=2)
+    assert lake.rows() == [1]
+
+
+def test_rows_come_back_to_a_column_that_was_made_wider(lake: Lake) -> None:
+    sink = lake.opened()
+    for checkpoint_id in (1, 2):
+        sink.commit(lake.staged(sink, checkpoint_id, n=pa.array([checkpoint_id], pa.int32())))
+    lake.opened(attempt="a2").recover([], restored=1)
+    with lake.table.update_schema() as update:
+        update.update_column("n", LongType())
+    lake.opened(attempt="a3").recover([], restored=2)
+    assert lake.rows() == [1, 2]
 
 
 def test_settings_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from dagster_checkpoints.sinks import (
     SinkTargetChanged,
     SinkTransactionLost,
 )
+from dagster_checkpoints.systems import table_files
 from tests.sinks.delta_lake import Table
 from tests.sinks.iceberg_lake import Lake
 from tests.sinks.lake_rows import LakeRows
@@ -98,6 +99,27 @@ def test_other_writers_of_the_table_neither_conflict_nor_lose_rows(lake: LakeRow
         lake.opened(attempt=attempt).recover([], restored=1)
         versions.add(lake.version())
     assert lake.rows() == [1, 200] and len(versions) == 1
+
+
+def test_rows_that_are_written_again_wait_in_a_folder_that_a_later_process_deletes(
+    lake: LakeRows[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    real = table_files.place_all
+    locked: list[bool] = []
+
+    def placed(sources: dict[str, Path], root: Path) -> None:
+        locked.extend((source.parent / "lock").exists() for source in sources.values())  # see TemporaryFolder
+        real(sources, root)
+
+    monkeypatch.setattr(table_files, "place_all", placed)
+    sink = lake.opened(settings={"partition_by": "day", "key": "n"})
+    for checkpoint_id, numbers in ((1, [1, 2]), (2, [2])):
+        sink.commit(lake.staged(sink, checkpoint_id, n=pa.array(numbers, pa.int64()), day=pa.array(["a"] * len(numbers))))
+    assert lake.remainders() and locked == [True] * 3
+    assert list(temporary.iterdir()) == [] and lake.rows() == [1, 2]
 
 
 def test_the_same_batch_a_second_time_replaces_its_rows(lake: LakeRows[Any]) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import sqlite3
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from dagster_checkpoints.pipeline.errors import InvalidDurationError
 from dagster_checkpoints.sinks import (
     InvalidSinkDatabase,
     ReservedSinkColumn,
+    SinkCannotTakeBack,
     SinkColumnsMismatch,
     SinkCommit,
     SinkContext,
@@ -46,6 +48,7 @@ from dagster_checkpoints.sinks import (
     SinkUnavailable,
     SqlSink,
 )
+from dagster_checkpoints.sinks.sql.table import SinkTable
 from dagster_checkpoints.sinks.temporary_folder import TransactionCopies
 from dagster_checkpoints.systems.sql_address import sql_address
 from dagster_checkpoints.systems.sql_database import DatabaseFailure, failure_of
@@ -540,6 +543,28 @@ def test_a_new_start_replaces_only_the_rows_of_earlier_jobs(database: Database) 
     assert database.rows("SELECT n FROM t ORDER BY n") == [(2,), (7,)]
 
 
+@pytest.mark.parametrize("marked", [(False,), (False, True), (True, False), (True, True)], ids=str)
+def test_a_new_start_does_not_leave_rows_of_earlier_jobs_that_no_column_marks(
+    database: Database, marked: tuple[bool, ...]
+) -> None:
+    database.run("CREATE TABLE t (n BIGINT, c TEXT)", "INSERT INTO t VALUES (7, NULL)")
+    for number, column in enumerate(marked, 1):
+        settings = {"checkpoint_column": "c"} if column else {}
+        sink = database.opened(context(job_id=number, epoch=number), at_new_start="keep", **settings)
+        sink.start_new()
+        sink.commit(database.staged(sink, 1, number))
+    job = context(job_id=9, epoch=9)
+    new = database.sink(checkpoint_column="c", at_new_start="replace")
+    if all(marked):
+        new.check_new_start(job)
+        new.open(job)
+        new.start_new()
+        assert database.rows("SELECT n FROM t") == [(7,)]
+    else:
+        with pytest.raises(SinkPathInUse, match="rows in t that were written without a checkpoint_column"):
+            new.check_new_start(job)
+
+
 def test_refused_new_starts(database: Database) -> None:
     sink = database.sink()
     sink.check_new_start(context())
@@ -583,6 +608,94 @@ def test_rows_that_were_taken_back_and_deleted(database: Database) -> None:
     with pytest.raises(SinkTransactionLost, match=r"expected 1 rows of checkpoint 2.*t__taken_back, found 0"):
         again.recover([], restored=2)
     assert database.rows("SELECT n FROM t ORDER BY n") == [(1,), (3,)]
+
+
+def test_instances_that_take_rows_back_at_the_same_time(server: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one begins while the first has created the table of hidden rows, and has not committed yet."""
+    settings = {"checkpoint_column": "c"}
+    for index in (0, 1):
+        sink = server.opened(context(index=index, parallelism=2), **settings)
+        for checkpoint_id in (1, 2):
+            sink.commit(server.staged(sink, checkpoint_id, 10 * checkpoint_id + index))
+        sink.close()
+    first, second = (server.opened(context(index=index, parallelism=2, epoch=2), **settings) for index in (0, 1))
+    real = SinkTable.take_back
+    failed: list[SinkError] = []
+
+    def recover() -> None:
+        try:
+            second.recover([], restored=1)
+        except SinkError as error:
+            failed.append(error)
+
+    other = threading.Thread(target=recover)
+
+    def taken_back(table: SinkTable, connection: Any, mark: str) -> int:
+        rows = real(table, connection, mark)
+        if mark.endswith("-0"):
+            other.start()
+            deadline = time.monotonic() + 60
+            while not server.rows("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        return rows
+
+    monkeypatch.setattr(SinkTable, "take_back", taken_back)
+    first.recover([], restored=1)
+    other.join(60)
+    assert failed == [] and server.rows("SELECT n FROM t ORDER BY n") == [(10,), (11,)]
+    assert server.rows("SELECT n FROM t__taken_back ORDER BY n") == [(20,), (21,)]
+
+
+REWRITTEN = ["DELETE FROM t WHERE n = 2", "UPDATE t SET c = NULL WHERE n = 20", "INSERT INTO t SELECT * FROM t WHERE n = 2"]
+
+
+@pytest.mark.parametrize("statement", [*REWRITTEN, "ALTER TABLE t ADD COLUMN d TEXT"])
+def test_rows_that_another_program_has_rewritten_cannot_be_taken_back(database: Database, statement: str) -> None:
+    sink = database.opened(checkpoint_column="c")
+    for checkpoint_id in (1, 2):
+        sink.commit(database.staged(sink, checkpoint_id, checkpoint_id, 10 * checkpoint_id))
+    database.run(statement)
+    before = database.rows()
+    renamed = "ADD COLUMN" in statement  # the sink's column has another name
+    again = database.opened(context(epoch=2), checkpoint_column="d" if renamed else "c")
+    with pytest.raises(SinkCannotTakeBack, match=r"expected 2 rows with . = '2-job1-0' in the table.*found [013]:"):
+        again.recover([], restored=1)
+    assert database.rows() == before and "t__taken_back" not in database.tables()
+
+
+def test_rows_are_taken_back_and_come_back_although_the_table_was_altered_in_between(database: Database) -> None:
+    """Every order of restores and of changes of the table: no row is lost, and none gets a value that no program gave it."""
+    changes = ["ALTER TABLE t ADD COLUMN note TEXT", "ALTER TABLE t ADD COLUMN made INTEGER DEFAULT 5"]
+    if database.kind == "postgresql":
+        changes.append("ALTER TABLE t ALTER COLUMN v TYPE VARCHAR(20)")
+    for order in itertools.permutations(changes):
+        database.run(*(f"DROP TABLE IF EXISTS {name}" for name in ("t", "t__taken_back")))
+        database.run("CREATE TABLE t (n BIGINT, v VARCHAR(9), c TEXT)")
+        history, epochs = f"h{next(database._numbers)}", itertools.count(1)
+
+        def restored(to: int, history: str = history, epochs: Iterator[int] = epochs) -> list[int]:
+            sink = database.opened(context(history=history, epoch=next(epochs)), checkpoint_column="c", at_new_start="keep")
+            sink.recover([], restored=to)
+            sink.close()
+            return [n for (n,) in database.rows("SELECT n FROM t ORDER BY n")]
+
+        sink = database.opened(context(history=history, epoch=0), checkpoint_column="c", at_new_start="keep")
+        for checkpoint_id in (1, 2, 3):
+            sink.commit(database.staged(sink, checkpoint_id, checkpoint_id))
+        sink.close()
+        assert restored(2) == [1, 2]
+        for change in order:
+            database.run(change)
+            assert restored(1) == [1]
+            assert restored(3) == [1, 2, 3]
+        if database.kind == "postgresql":
+            database.run("UPDATE t SET v = 'twenty characters ok' WHERE n = 3")
+        before = database.rows("SELECT n, v, note FROM t ORDER BY n")
+        assert [note for _, _, note in before] == [None] * 3
+        assert (restored(1), restored(3)) == ([1], [1, 2, 3])
+        assert database.rows("SELECT n, v, note FROM t ORDER BY n") == before
+    assert [each for each in database.tables() if "taken_back" in each] == ["t__taken_back"]
 
 
 # The definition

@@ -90,6 +90,17 @@ def test_list_continues_after_a_page(s3_store: S3Store) -> None:
     assert list(s3_store.list("many/")) == []
 
 
+def test_the_marks_of_folders_are_no_objects(s3_store: S3Store) -> None:
+    for key in ("", "a/", "a/b/"):
+        s3_store._client.put_object(Bucket=s3_store.bucket, Key=f"marked/{key}", Body=b"")
+    store = s3_store.sibling(f"s3://{s3_store.bucket}/marked")
+    assert store is not None
+    store.put("a/c", b"")
+    assert [info.key for prefix in ("", "a/") for info in store.list(prefix)] == ["a/c", "a/c"]
+    store.delete(info.key for info in store.list())
+    assert list(store.list()) == [] and list(store.folders()) == ["a"]
+
+
 def test_delete_is_idempotent(store: ObjectStore) -> None:
     store.put("a/b/c", b"")
     store.put("a/d", b"")

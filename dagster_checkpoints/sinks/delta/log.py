@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -145,10 +146,30 @@ class DeltaLog(TableLog):
         return self._numbers[name]
 
     def active_files(self) -> set[str]:
-        return set() if self._table is None else {file.path for file in self.active()}
+        return set() if self._table is None else {file.path for file in self._files({})} - self._files_with_deleted_rows()
+
+    def _files_with_deleted_rows(self) -> set[str]:
+        """The files with deletion vectors: another program has deleted rows of them, and their names alone do not remove them.
+
+        Source: Delta's protocol, "Deletion Vectors": a file is known by its path and its deletion vector together.
+        """
+        if "deletionVectors" not in (self.opened.protocol().reader_features or ()):
+            return set()
+        with self._reached("read"):
+            urls = pa.table(self.opened.deletion_vectors().read_all())["filepath"].to_pylist()
+        return {unquote(url.removeprefix(self.opened.table_uri)).lstrip("/") for url in urls}
 
     def active(self, bounds: Mapping[str, tuple[pa.Scalar, pa.Scalar]] | None = None) -> list[ActiveFile]:
-        return active_files(pa.table(self.opened.get_add_actions()), self.opened.metadata().partition_columns, bounds or {})
+        if self._files_with_deleted_rows():  # since the last batch was staged: see `check_table`
+            raise SinkColumnsMismatch(
+                f"{self._sink}: expected a table whose files can be replaced by files with other rows, found deletion vectors: "
+                "another program has deleted rows with them. The staged rows stay: drop the table's feature deletionVectors "
+                "(ALTER TABLE … DROP FEATURE), and start the run again"
+            )
+        return self._files(bounds or {})
+
+    def _files(self, bounds: Mapping[str, tuple[pa.Scalar, pa.Scalar]]) -> list[ActiveFile]:
+        return active_files(pa.table(self.opened.get_add_actions()), self.opened.metadata().partition_columns, bounds)
 
     def readable(self, name: str) -> Any:
         return self.files.readable(name)
@@ -211,6 +232,7 @@ class DeltaLog(TableLog):
 
     def _write(self, change: LakeChange) -> int:
         from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import AddAction, RemoveAction
 
         for file in change.remove:
@@ -221,20 +243,29 @@ class DeltaLog(TableLog):
                     "with another program (OPTIMIZE, or Delta's own MERGE), or write to another table"
                 )
         table, before, now = self.opened, self.opened.version(), int(time.time() * 1000)
-        table.create_write_transaction(
-            [
-                *(AddAction(f.path, f.size, f.partition, now, True, f.statistics) for f in change.add),
-                *(RemoveAction(f.path, True, now, f.size, f.partition) for f in change.remove),
-            ],
-            "append",
-            table.schema(),
-            table.metadata().partition_columns,
-            commit_properties=CommitProperties(
-                app_transactions=[Transaction(name, number) for name, number in change.numbers.items()],
-                custom_metadata=dict(change.note) or None,
-                max_commit_retries=0 if change.read_rows else None,
-            ),
-        )
+        try:
+            table.create_write_transaction(
+                [
+                    *(AddAction(f.path, f.size, f.partition, now, True, f.statistics) for f in change.add),
+                    *(RemoveAction(f.path, True, now, f.size, f.partition) for f in change.remove),
+                ],
+                "append",
+                table.schema(),
+                table.metadata().partition_columns,
+                commit_properties=CommitProperties(
+                    app_transactions=[Transaction(name, number) for name, number in change.numbers.items()],
+                    custom_metadata=dict(change.note) or None,
+                    max_commit_retries=0 if change.read_rows else None,
+                ),
+            )
+        except CommitFailedError as error:
+            if "Unsupported table features" not in str(error):
+                raise
+            raise SinkColumnsMismatch(
+                f"{self._sink}: expected a table that the library deltalake can write to, found: {self._found(error)}. Drop "
+                "these features of the table (ALTER TABLE … DROP FEATURE), install a release of deltalake that has them, or "
+                "write to another table"
+            ) from error
         table.update_incremental()
         if self._numbers_version == before:  # known for the next version, too, if no other commit came between
             self._numbers |= change.numbers

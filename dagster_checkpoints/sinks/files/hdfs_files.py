@@ -15,7 +15,7 @@ from dagster_checkpoints.sinks.temporary_folder import temporary_folder
 from dagster_checkpoints.systems.errors import SinkUnavailable
 
 _TEMPORARY = ".~"
-"""Prefix of the names under which files are written."""
+"""Prefix of the names under which files are written. Readers skip such names, and no commit has one."""
 _MAKING = 100
 
 
@@ -104,7 +104,7 @@ class HdfsFiles(TargetFiles):
             name = f"{folder}/{entry.name}" if folder else entry.name
             if entry.is_folder:
                 yield from self._below(name)
-            elif not entry.name.startswith(_TEMPORARY):
+            else:  # also one with a temporary name, which a killed run has left: it is deleted with its folder
                 yield name, entry.size
 
     def _copy_in(self, name: str, source: Path) -> None:

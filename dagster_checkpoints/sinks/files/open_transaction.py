@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dagster_checkpoints.files.durable import link_or_copy
-from dagster_checkpoints.sinks.exact_values import check_values
+from dagster_checkpoints.sinks.exact_values import ColumnLimits, check_values
 from dagster_checkpoints.sinks.files.names import STAGED, staged_name
 from dagster_checkpoints.sinks.files.part_files import FileLayout, PartFiles
 from dagster_checkpoints.sinks.files.records import StagedPart
@@ -149,9 +149,14 @@ class EncodedTransaction(OpenTransaction):
                 self._writer = PartFiles(folder, self._layout, schema, self._sink)
             for batch in parquet.iter_batches(_ROWS_AT_A_TIME):
                 if self._layout.format in ("csv", "json"):
-                    check_values(batch, {}, (), self._sink)
+                    check_values(batch, self._limits(schema), (), self._sink)
                 self._writer.write(pa.Table.from_batches([batch]).cast(schema))
                 self._place_completed(self._writer)
+
+    def _limits(self, schema: pa.Schema) -> dict[str, ColumnLimits]:
+        """Of a null in its only column CSV has an empty line, which readers skip."""
+        only = [name for name in schema.names if name not in self._layout.partition_by]
+        return {only[0]: ColumnLimits(required=True)} if self._layout.format == "csv" and len(only) == 1 else {}
 
     def _place_completed(self, writer: PartFiles) -> None:
         completed = writer.take_completed()
@@ -162,7 +167,7 @@ class EncodedTransaction(OpenTransaction):
 
     def _link(self, file: Path) -> Path:
         self._linked += 1
-        link = self._work / f"source-{self._linked:06d}.parquet"
+        link = self._work / f"source-{self._linked:06d}"  # see `PartFiles`
         link_or_copy(file, link)
         return link
 

@@ -147,7 +147,7 @@ class PartFiles:
         if part is None:
             if len(self._open) >= _MOST_OPEN:
                 self._complete(next(iter(self._open)))  # the one that was not used for the longest time
-            file = self._folder / f"{self._count:05d}.{self._layout.format}"
+            file = self._folder / f"{self._count:05d}"  # not with the format's name: the folder may be below the location
             self._count += 1
             part = _OpenPart(file, open_encoder(self._layout.format, file, self._schema, self._layout.target_bytes))
         self._open[folder] = part

@@ -419,7 +419,7 @@ def _is_foreign(name: str) -> bool:
 
 def _is_visible_name(name: str) -> bool:
     """Whether readers of the location take a file for rows."""
-    return not any(part[0] in "._" and "=" not in part for part in name.split("/"))
+    return not any(part.startswith((".", "_")) and "=" not in part for part in name.split("/"))
 
 
 def _job(commit: str) -> str | None:

@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -28,6 +27,7 @@ from dagster_checkpoints.sinks.lake.keys import KeyColumns, key_types, newest_of
 from dagster_checkpoints.sinks.lake.names import TransactionName, origin_of, remainder_epoch
 from dagster_checkpoints.sinks.lake.placement import Placement, RowPlacement
 from dagster_checkpoints.sinks.lake.table_log import ActiveFile, DataFile, TableLog
+from dagster_checkpoints.sinks.temporary_folder import temporary_folder
 from dagster_checkpoints.systems.errors import SinkUnavailable
 
 _ROWS_AT_A_TIME = 2_000_000
@@ -159,8 +159,8 @@ class ReplacedRows(RowPlacement):
             return known[1]
         types = self._log.arrow_types()
         partition = dict(group.partition)
-        with TemporaryDirectory(prefix="lake-sink-") as folder:
-            writer = _RowWriter(Path(folder))
+        with temporary_folder() as folder:
+            writer = _RowWriter(folder)
             for path in sorted(paths):
                 for rows in self._remaining_rows(path, types):
                     writer.add(rows)

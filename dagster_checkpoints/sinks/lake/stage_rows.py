@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -27,6 +25,7 @@ from dagster_checkpoints.sinks.lake.names import (
 from dagster_checkpoints.sinks.lake.table_log import ActiveFile, DataFile, TableLog
 from dagster_checkpoints.sinks.lake.transactions import TransactionFiles
 from dagster_checkpoints.sinks.ledger import JobLedger
+from dagster_checkpoints.sinks.temporary_folder import temporary_folder
 from dagster_checkpoints.systems.errors import SinkCannotTakeBack, SinkTransactionLost, few
 
 JobOfInstance = tuple[InstanceNames, str]
@@ -131,9 +130,9 @@ class RowVisibility:
         if self._log.format.names_return:
             return files
         copies = {file.path: renewed_name(file.path) for file in files}
-        with TemporaryDirectory(prefix="lake-shown-again-") as scratch:
+        with temporary_folder() as scratch:
             sources = {file.path: present[file.path, file.size] for file in files}
             self._log.files.place_all(
-                {copies[path]: self._log.files.on_this_machine(source, Path(scratch)) for path, source in sources.items()}
+                {copies[path]: self._log.files.on_this_machine(source, scratch) for path, source in sources.items()}
             )
         return [msgspec.structs.replace(file, path=copies[file.path]) for file in files]

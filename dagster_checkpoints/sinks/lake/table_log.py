@@ -233,7 +233,7 @@ class TableLog(ABC):
 
     @abstractmethod
     def active_files(self) -> set[str]:
-        """The names of the files whose rows readers see, as the table was read last."""
+        """The names of the files whose rows readers see, all rows of each, as the table was read last."""
 
     @abstractmethod
     def create(self, schema: str, partition_by: Sequence[str], numbers: Mapping[str, int]) -> object:

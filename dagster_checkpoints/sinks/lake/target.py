@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from dagster_checkpoints.sinks.engine import Plan, SinkScope
 from dagster_checkpoints.sinks.lake.columns import added, differences
@@ -43,6 +42,7 @@ from dagster_checkpoints.sinks.lake.table_log import ActiveFile, DataFile, LakeC
 from dagster_checkpoints.sinks.lake.transactions import TransactionFiles
 from dagster_checkpoints.sinks.ledger import Change, Commit, Ledger, Staged, StagedName
 from dagster_checkpoints.sinks.target import AtomicTarget, Batch, Guard, Sealed
+from dagster_checkpoints.sinks.temporary_folder import TemporaryFolder, temporary_folder
 from dagster_checkpoints.systems.errors import (
     SinkCannotTakeBack,
     SinkColumnsMismatch,
@@ -72,7 +72,7 @@ class LakeTarget(AtomicTarget):
         self._waiting: Ledger | None = None  # of a table that does not exist
         self._fitted: Fitted | None = None
         self._marked = False
-        self._copies: TemporaryDirectory[str] | None = None
+        self._copies: TemporaryFolder | None = None
 
     @property
     def place(self) -> str:
@@ -151,11 +151,11 @@ class LakeTarget(AtomicTarget):
         self._log.files.delete(file.path for file in batches.pop(batch.id, ()))  # the same batch, written a second time
         if not batch.files:
             return
-        with TemporaryDirectory(prefix="lake-sink-") as scratch:
+        with temporary_folder() as scratch:
             fitted = self._fitting.fit(batch.files[0], self._create, lambda: self._guard(self._ledger()))
             self._exists()
             self._fitted = fitted = self._fitted or fitted
-            prepared = [part for file in batch.files for part in self._fitting.prepare(file, fitted.partition_by, Path(scratch))]
+            prepared = [part for file in batch.files for part in self._fitting.prepare(file, fitted.partition_by, scratch)]
             self._check_nulls(prepared, fitted)
             if not prepared:
                 return
@@ -199,8 +199,8 @@ class LakeTarget(AtomicTarget):
 
     def copies(self, staged: Staged) -> dict[str, Path]:
         self._drop_copies()
-        self._copies = TemporaryDirectory(prefix="lake-savepoint-")
-        return self._files.saved(self._transaction(staged.name, staged.commit), Path(self._copies.name))
+        self._copies = TemporaryFolder()
+        return self._files.saved(self._transaction(staged.name, staged.commit), self._copies.path)
 
     def restage(self, staged: Staged, files: Mapping[str, Path]) -> None:
         content = self._files.from_savepoint(files)
@@ -309,9 +309,12 @@ class LakeTarget(AtomicTarget):
             return [name for name in committed if name.checkpoint_id in wanted]
 
         why = f"to restore checkpoint {change.ledger.job(change.job).shown}"
+        show = of(change.moves.show)
+        for name in show:
+            self._check_table(self._files.content(name), again=True)
         visibility = RowVisibility(self._log, self._files, self._sink)
         hidden = visibility.hidden(of(change.moves.hide), why)  # refuses, where `shown` copies files
-        return LakeChange(visibility.shown(of(change.moves.show)), hidden)
+        return LakeChange(visibility.shown(show), hidden)
 
     def _placement(self, name: TransactionName) -> RowPlacement:
         content = self._files.complete(name)
@@ -331,8 +334,13 @@ class LakeTarget(AtomicTarget):
         checkpoint = {"checkpoint": ", ".join(committed)} if committed else {}
         return {**of, **checkpoint, "epoch": str(scope.owner.epoch), **describe(numbers)}
 
-    def _check_table(self, staged: StagedTransaction) -> None:
-        """Whether the table is still the one that the files were made for."""
+    def _check_table(self, staged: StagedTransaction, *, again: bool = False) -> None:
+        """Whether the table is still the one that the files were made for.
+
+        Args:
+            staged: the files.
+            again: whether they were in the table before: its columns may be wider since.
+        """
         shape = self._log.shape()
         if staged.table and shape.table != staged.table:
             raise SinkTargetChanged(
@@ -340,7 +348,7 @@ class LakeTarget(AtomicTarget):
                 "created again after the rows were written. Restore the table, or begin a new job that writes all rows again"
             )
         stage = self._log.columns_of(staged.schema)
-        problems = differences(shape.columns, stage, shape.required, "add")
+        problems = [] if again else differences(shape.columns, stage, shape.required, "add")
         problems += [
             f"column {column.name!r}: expected a column of the table, found that it was dropped"
             for column in added(shape.columns, stage)
@@ -425,7 +433,7 @@ class LakeTarget(AtomicTarget):
 
     def _drop_copies(self) -> None:
         if self._copies is not None:
-            self._copies.cleanup()
+            self._copies.close()
             self._copies = None
 
     def _check_nulls(self, prepared: Sequence[PreparedFile], fitted: Fitted) -> None:

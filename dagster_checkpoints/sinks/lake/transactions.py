@@ -50,11 +50,11 @@ class TransactionFiles:
 
     def data_files(self, name: TransactionName) -> Sequence[DataFile]:
         """The data files that a transaction's file names. Raises SinkTransactionLost."""
-        return self._read(name).files
+        return self.content(name).files
 
     def complete(self, name: TransactionName) -> StagedTransaction:
         """A transaction that is not committed, all of whose files exist. Raises SinkTransactionLost."""
-        staged = self._read(name)
+        staged = self.content(name)
         present = self._log.files.sizes(name.data)
         lost = [file.path for file in staged.files if present.get(file.path) != file.size]
         if lost:
@@ -96,7 +96,8 @@ class TransactionFiles:
         if missing or not self._log.files.exists(name.file):
             self.put(name, msgspec.structs.replace(staged, table=self._log.shape().table))
 
-    def _read(self, name: TransactionName) -> StagedTransaction:
+    def content(self, name: TransactionName) -> StagedTransaction:
+        """What a transaction's file says. Raises SinkTransactionLost."""
         data = self._log.files.read(name.file)
         if data is None:
             raise SinkTransactionLost(

@@ -234,6 +234,12 @@ class SqlLedger:
         found = connection.execute(sa.select(self._commits.c.job).where(self._commits.c.target == self._target).distinct())
         return sorted(found.scalars())
 
+    def marks_all(self, connection: sa.Connection) -> bool:
+        """Whether the rows of all commits name their checkpoint."""
+        columns = self._commits.c
+        unmarked = sa.select(columns.job).where(columns.target == self._target, sa.not_(columns.marked)).limit(1)
+        return connection.execute(unmarked).first() is None
+
     def marked(self, connection: sa.Connection) -> list[Commit]:
         """The commits whose rows name their checkpoint."""
         columns = self._commits.c

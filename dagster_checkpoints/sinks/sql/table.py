@@ -207,13 +207,17 @@ class SinkTable:
         """Hide the rows of a checkpoint. Returns their number."""
         hidden = self._taken_back()
         if not self._has(connection, hidden.name):
-            preparer = connection.dialect.identifier_preparer
-            target, created = preparer.format_table(self._table()), preparer.format_table(hidden)
-            connection.exec_driver_sql(f"CREATE TABLE {created} AS SELECT * FROM {target} WHERE 1 = 0")
+            self._create_taken_back(connection)
+        elif not self._types(connection, self._name).items() <= self._types(connection, hidden.name).items():
+            self._create_taken_back_again(connection)
         return self._move_marked(connection, self._table(), hidden, mark)
 
     def show_again(self, connection: sa.Connection, mark: str) -> int:
-        """Show the rows of a checkpoint that were hidden. Returns their number."""
+        """Show the rows of a checkpoint that were hidden; columns that the table has got since are null, or their default.
+
+        Returns:
+            The number of the rows.
+        """
         hidden = self._taken_back()
         if not self._has(connection, hidden.name):
             return 0
@@ -223,9 +227,37 @@ class SinkTable:
     def taken_back_name(self) -> str:
         return self._derived("__taken_back")
 
+    def _create_taken_back(self, connection: sa.Connection) -> None:
+        preparer = connection.dialect.identifier_preparer
+        target, created = preparer.format_table(self._table()), preparer.format_table(self._taken_back())
+        connection.exec_driver_sql(f"CREATE TABLE {created} AS SELECT * FROM {target} WHERE 1 = 0")
+
+    def _create_taken_back_again(self, connection: sa.Connection) -> None:
+        """Give hidden rows the columns that the target has by now: a column was added, or made wider."""
+        hidden, former = self._taken_back(), self._named(self._derived("__taken_back_former"))
+        preparer = connection.dialect.identifier_preparer
+        connection.exec_driver_sql(
+            f"ALTER TABLE {preparer.format_table(hidden)} RENAME TO {preparer.quote_identifier(former.name)}"
+        )
+        self._create_taken_back(connection)
+        names = self._common(connection, former, hidden)
+        rows = sa.select(*_columns(names)).select_from(former)
+        connection.execute(sa.insert(self._named(hidden.name, names)).from_select(names, rows))
+        connection.execute(DropTable(former))
+
+    def _types(self, connection: sa.Connection, table: str) -> dict[str, str]:
+        """The columns of a table with their types; SQLite has other names of types in copied tables, and enforces none."""
+        found = sa.inspect(connection).get_columns(table, schema=self._schema)
+        return {each["name"]: repr(each["type"]) if self._kind == "postgresql" else "" for each in found}
+
+    def _common(self, connection: sa.Connection, source: sa.Table, into: sa.Table) -> list[str]:
+        """The columns that rows of one table can give to another. For a name that a table does not have SQLite gives the name."""
+        given = self._types(connection, source.name)
+        found = sa.inspect(connection).get_columns(into.name, schema=self._schema)
+        return [each["name"] for each in found if each["name"] in given and not is_computed(each)]
+
     def _move_marked(self, connection: sa.Connection, source: sa.Table, into: sa.Table, mark: str) -> int:
-        found = sa.inspect(connection).get_columns(self._name, schema=self._schema)
-        names = [each["name"] for each in found if not is_computed(each)]
+        names = self._common(connection, source, into)
         chosen = sa.select(*_columns(names)).select_from(source).where(self._mark() == mark)
         connection.execute(sa.insert(self._named(into.name, names)).from_select(names, chosen))
         return int(connection.execute(sa.delete(source).where(self._mark() == mark)).rowcount)

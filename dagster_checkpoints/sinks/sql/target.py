@@ -100,11 +100,11 @@ class SqlTarget(AtomicTarget):
         def work(connection: Connection) -> bool:
             jobs = self._ledger.jobs(connection) if self._claim is not None else []
             owns = self._claim is not None and self._claim.owns_rows and bool(jobs)
-            tells_apart = self._checkpoint_column is not None and bool(jobs)
+            tells_apart = self._checkpoint_column is not None and bool(jobs) and self._ledger.marks_all(connection)
             return not owns and not tells_apart and self._has_rows(connection)
 
         found = not self.is_missing_file and self.database.read(work)
-        return [f"rows in {self._name}, which has no checkpoint_column"] if found else []
+        return [f"rows in {self._name} that were written without a checkpoint_column"] if found else []
 
     def _has_rows(self, connection: Connection) -> bool:
         return self._table.exists(connection) and self._table.has_rows(connection)
@@ -289,8 +289,13 @@ class SqlTarget(AtomicTarget):
             if rows:
                 raise self._indistinguishable(list(rows), sum(found.rows for found in rows.values()))
             return
+        if rows:
+            self._ledger.serialize(connection)  # all instances are restored at once, and one creates the table of hidden rows
         for commit in moves.hide:
-            self._ledger.record_visibility(connection, commit, self._table.take_back(connection, self._mark(commit)))
+            moved = self._table.take_back(connection, self._mark(commit))
+            if moved != rows[commit].rows:
+                raise self._rewritten(commit, rows[commit].rows, moved)
+            self._ledger.record_visibility(connection, commit, moved)
         for commit in moves.show:
             moved = self._table.show_again(connection, self._mark(commit))
             if moved != rows[commit].taken_back:
@@ -319,6 +324,16 @@ class SqlTarget(AtomicTarget):
         assert self._claim is not None
         job = commit.job.removesuffix(f".{self._claim.history}")
         return f"{commit.checkpoint}-job{job}-{commit.index}"
+
+    def _rewritten(self, commit: Commit, rows: int, found: int) -> SinkCannotTakeBack:
+        return SinkCannotTakeBack(
+            f"{self._sink}: the job is restored from an older checkpoint and will write the rows of later ones again; expected "
+            f"{rows} rows with {self._checkpoint_column} = {self._mark(commit)!r} in the table, which checkpoint "
+            f"{commit.checkpoint} has committed, found {found}: another program has deleted or changed them, or the sink's "
+            "checkpoint_column had another name. Nothing was changed. Restore the newest checkpoint; or correct the sink; or, if "
+            f"these rows are really gone, delete what is left of them, and their row in {COMMITS} (job {commit.job!r}, "
+            f"instance_index {commit.index}, checkpoint_id {commit.checkpoint})"
+        )
 
     def _indistinguishable(self, commits: Sequence[Commit], rows: int) -> SinkCannotTakeBack:
         numbers = sorted(commit.checkpoint for commit in commits)
