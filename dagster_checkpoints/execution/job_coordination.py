@@ -391,15 +391,21 @@ class JobCoordination:
 
     # Requests
 
-    def suspend_if_caught_up(self) -> None:
-        """In a burst: ask for a suspend when every source has read what was there, unless a stop is under way."""
-        if self._burst is None or self.requests.stop is not None or self.restarting:
-            return
+    def asks_for_suspend(self) -> bool:
+        """In a burst: ask for a suspend when every source has read what was there, unless the job is stopped or drained.
+
+        Returns:
+            Whether it is asked for now.
+        """
+        if self._burst is None or self.requests.stop is not None or self._drained or self.restarting:
+            return False
         tasks = {source.task for source in self._sources} - self.finished
         ended = {task for task in tasks if self._ends.all_of(task)}
         due = self._burst.is_due(tasks, ended, self.splits.have_read_all, self._now)
-        if due and self.coordinator is not None and isinstance(self.coordinator.plan(), CheckpointPlan):
-            self.requests.ask(self._burst.request(), self._now)
+        if not due or self.coordinator is None or not isinstance(self.coordinator.plan(), CheckpointPlan):
+            return False
+        self.requests.ask(self._burst.request(), self._now)
+        return True
 
     def _answered(self, answer: AnswerRequest) -> None:
         self.actions.append(answer)

@@ -178,9 +178,10 @@ class JobMachine:
         self._now = now
         self._job.at(now)
         self._take(event)
-        if self._phase is _RUNNING:
-            self._job.suspend_if_caught_up()
-        self._job.advance_requests(all_run=self._phase is _RUNNING)
+        all_run = self._phase is _RUNNING
+        self._job.advance_requests(all_run=all_run)
+        if all_run and self._job.asks_for_suspend():  # behind a stop that has waited until now
+            self._job.advance_requests(all_run=True)
         self._proceed()
         return self._job.actions
 
