@@ -108,7 +108,7 @@ class JobCoordination:
         ended_sources: (stage, instance) of the sources that were asked to end.
         attempts: by vertex, the attempt whose tasks are deployed; without the vertices whose tasks were stopped.
         end: why tasks that are deployed end, as long as they are not stopped; None while none does.
-        fatal: the failure of a job without a deployed attempt; None without one.
+        late_failure: a failure between two attempts, when no task is deployed; None without one.
     """
 
     def __init__(self, pipeline: str, failover: FailoverStrategy = "region", burst: Burst | None = None) -> None:
@@ -122,7 +122,7 @@ class JobCoordination:
         """Those of them that a request has ended by name. A drain ends all of them in this run only."""
         self.attempts: dict[str, int] = {}
         self.end: AttemptEnd | None = None
-        self.fatal: Failure | None = None
+        self.late_failure: Failure | None = None
         self._burst = burst
         self._ends = SourceEnds()
         self._pipeline = pipeline
@@ -384,10 +384,10 @@ class JobCoordination:
 
     def _fail_job(self, action: FailJob) -> None:
         failure = Failure(f"Pipeline {self._pipeline!r}: {action.message} ({action.reason.name}).")
-        if self.deployed:
+        if self.deployed or self.end is not None:
             self.fail(failure)
         else:
-            self.fatal = failure
+            self.late_failure = failure
 
     # Requests
 
