@@ -77,11 +77,11 @@ class RequestPoller:
     def _destination_is_usable(self, request: ControlRequest) -> bool:
         try:
             self._savepoints.check(SavepointDestination.of(request))
-        except StorageError as error:
+        except Exception as error:  # boto3 raises errors of its own for its settings; no request may end this thread
+            text = str(error) if isinstance(error, StorageError) else f"{type(error).__name__}: {error}"
             reason = FailureReason.IO_EXCEPTION.name
             now = datetime.now(UTC)
-            answer = Answer(request_id=request.request_id, status="failed", reason=reason, message=str(error), answered_at=now)
-            self._box.answer(answer)
+            self._box.answer(Answer(request_id=request.request_id, status="failed", reason=reason, message=text, answered_at=now))
             return False
         return True
 
