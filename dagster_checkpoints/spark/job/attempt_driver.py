@@ -173,3 +173,8 @@ class AttemptDriver:
         for task in tasks:
             for channel in task.output.channels:
                 channel.close()
+
+    def close(self) -> None:
+        """The job has ended: close what was built and never started. No task runs any more."""
+        for task in self.deployment.tasks.values() if self.deployment is not None else ():
+            task.join(0.0)

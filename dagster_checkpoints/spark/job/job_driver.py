@@ -354,6 +354,7 @@ class JobDriver:
         return tuple(stage.name for stage in self.pipeline.stages if stage.name in chosen)
 
     def _stop_work(self) -> None:
+        self._attempt_driver.close()
         self._uploads.shutdown(wait=True, cancel_futures=True)
         self._storage_driver.finish()
 
