@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.control import ControlRequest, RequestBox
+from dagster_checkpoints.control import Answer, ControlRequest, RequestBox
+from dagster_checkpoints.errors import CorruptAnswer, OutcomeUnknown, StorageError, StorageUnavailable, WriteConflict
 from dagster_checkpoints.spark.job.job_messages import QueuedRequest
 from dagster_checkpoints.spark.job.request_poller import RequestPoller
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
@@ -53,3 +54,42 @@ def test_a_target_that_cannot_be_opened_is_answered_and_the_next_request_is_take
         assert answer is not None and (answer.status, answer.reason) == ("failed", "IO_EXCEPTION")
         assert re.search(text, answer.message), answer.message
         owner.release()
+
+
+class Outage(RequestBox):
+    """Storage that does not take the first answers."""
+
+    def __init__(self, *errors: StorageError) -> None:
+        self._errors = list(errors)
+        self.written: list[str] = []
+
+    def answer(self, answer: Answer) -> Answer:
+        if self._errors:
+            raise self._errors.pop(0)
+        self.written.append(answer.request_id)
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("errors", "written"),
+    [
+        ([], ["a", "b"]),
+        ([StorageUnavailable("down")], ["b", "a"]),
+        ([StorageUnavailable("down"), OutcomeUnknown("no answer"), WriteConflict("409")], ["b", "a"]),
+        ([CorruptAnswer("not JSON")], ["b"]),  # of another owner: to write it again is of no use
+    ],
+)
+def test_an_answer_that_storage_does_not_take_is_written_later(errors: list[StorageError], written: list[str]) -> None:
+    """A savepoint fails because storage is down, and so does its answer: its requester would wait for ever."""
+    box = Outage(*errors)
+    savepoints: Any = None
+    poller = RequestPoller(box, 1, savepoints, lambda queued: None, box.answer, 1.0, logging.getLogger("test"))
+    for request_id in ("a", "b"):
+        poller.write(Answer(request_id=request_id, status="failed", answered_at=datetime.now(UTC)))
+    for _ in errors:
+        poller.write_again()
+    assert sorted(box.written) == sorted(written)
+    if len(errors) < 2:
+        assert box.written == written
+    poller.write_again()
+    assert len(box.written) == len(written), "each once"
