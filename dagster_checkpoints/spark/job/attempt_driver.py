@@ -72,6 +72,7 @@ class AttemptDriver:
             Exception: The error that `check_canceled` raises.
         """
         runtime = self._runtime
+        runtime.check_canceled()  # perhaps while this run waited for another owner's lease
         self._spark = spark = start_spark(self._session, runtime.on_event)
         check_session(spark)
         runtime.work.open(spark)
