@@ -108,7 +108,7 @@ class JobCoordination:
         ended_sources: (stage, instance) of the sources that were asked to end.
         attempts: by vertex, the attempt whose tasks are deployed; without the vertices whose tasks were stopped.
         end: why tasks that are deployed end, as long as they are not stopped; None while none does.
-        fatal: the failure of a job without a deployed attempt; None without one.
+        late_failure: a failure between two attempts, when no task is deployed; None without one.
     """
 
     def __init__(self, pipeline: str, failover: FailoverStrategy = "region", burst: Burst | None = None) -> None:
@@ -122,7 +122,7 @@ class JobCoordination:
         """Those of them that a request has ended by name. A drain ends all of them in this run only."""
         self.attempts: dict[str, int] = {}
         self.end: AttemptEnd | None = None
-        self.fatal: Failure | None = None
+        self.late_failure: Failure | None = None
         self._burst = burst
         self._ends = SourceEnds()
         self._pipeline = pipeline
@@ -385,22 +385,28 @@ class JobCoordination:
 
     def _fail_job(self, action: FailJob) -> None:
         failure = Failure(f"Pipeline {self._pipeline!r}: {action.message} ({action.reason.name}).")
-        if self.deployed:
+        if self.deployed or self.end is not None:
             self.fail(failure)
         else:
-            self.fatal = failure
+            self.late_failure = failure
 
     # Requests
 
-    def suspend_if_caught_up(self) -> None:
-        """In a burst: ask for a suspend when every source has read what was there, unless a stop is under way."""
-        if self._burst is None or self.requests.stop is not None or self.restarting:
-            return
+    def asks_for_suspend(self) -> bool:
+        """In a burst: ask for a suspend when every source has read what was there, unless the job is stopped or drained.
+
+        Returns:
+            Whether it is asked for now.
+        """
+        if self._burst is None or self.requests.stop is not None or self._drained or self.restarting:
+            return False
         tasks = {source.task for source in self._sources} - self.finished
         ended = {task for task in tasks if self._ends.all_of(task)}
         due = self._burst.is_due(tasks, ended, self.splits.have_read_all, self._now)
-        if due and self.coordinator is not None and isinstance(self.coordinator.plan(), CheckpointPlan):
-            self.requests.ask(self._burst.request(), self._now)
+        if not due or self.coordinator is None or not isinstance(self.coordinator.plan(), CheckpointPlan):
+            return False
+        self.requests.ask(self._burst.request(), self._now)
+        return True
 
     def _answered(self, answer: AnswerRequest) -> None:
         self.actions.append(answer)

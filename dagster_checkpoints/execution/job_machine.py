@@ -178,9 +178,10 @@ class JobMachine:
         self._now = now
         self._job.at(now)
         self._take(event)
-        if self._phase is _RUNNING:
-            self._job.suspend_if_caught_up()
-        self._job.advance_requests(all_run=self._phase is _RUNNING)
+        all_run = self._phase is _RUNNING
+        self._job.advance_requests(all_run=all_run)
+        if all_run and self._job.asks_for_suspend():  # behind a stop that has waited until now
+            self._job.advance_requests(all_run=True)
         self._proceed()
         return self._job.actions
 
@@ -223,8 +224,9 @@ class JobMachine:
     def _proceed(self) -> None:
         """What follows from the state, whatever the event was."""
         job = self._job
-        if job.fatal is not None:
-            self._end_at_once(JobStatus.FAILED, job.fatal)
+        if job.late_failure is not None:
+            failure, job.late_failure = job.late_failure, None
+            self._restart(AttemptEnd(failure))
         elif job.deployed and job.end is not None and self._phase is not JobPhase.STOPPING:
             self._stop_tasks()
         elif self._phase is _RUNNING and job.all_finished:
@@ -354,7 +356,7 @@ class JobMachine:
             self._restart(end)
 
     def _restart(self, end: AttemptEnd) -> None:
-        """Decide whether the tasks that were stopped are restarted."""
+        """Decide whether the tasks that were stopped are restarted; again if there is another failure until they are."""
         failure = end.failure
         assert failure is not None
         self._job.end, self._phase, self._message = None, JobPhase.RESTARTING, failure.message

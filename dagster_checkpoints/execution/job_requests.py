@@ -1,7 +1,8 @@
 """The requests to a running job: checkpoints, savepoints, a stop, the end of a source, a drain.
 
 A request waits until every task runs, is handed to the coordinator once, and is answered once, to every requester that asked
-with its id. A request that is not done within its deadline is withdrawn. Must not know: where a requester is, how it is
+with its id. A request that is not done within its deadline is withdrawn. During a stop every other request is refused, except for
+the stop with which a terminated run ends: it waits for the end of the other one. Must not know: where a requester is, how it is
 answered, whether the target location of a savepoint can be used.
 
 Source: PROTOCOL sections 3 and 6; FLIP-34.
@@ -274,6 +275,8 @@ class JobRequests:
             return self._withdraw(entry)
         if sources is None or entry.handed_over:
             return []
+        if self._stop is not None and entry.request.asked_by == "termination":
+            return []  # the job ends with the stop that is under way; if that fails, it is stopped for this request
         if entry.request.drain:
             entry.unread = tuple(map(str, unread))
             if entry.unread and entry.request.bounded == "finish":
@@ -394,7 +397,10 @@ class JobRequests:
         """
         ended = status.name if status is not None else "before it began"
         actions = self._end_stop(JobCanceled() if status is JobStatus.CANCELED else JobFailed(message or ended))
+        stopped = self._stopped if status is JobStatus.FINISHED else None
         for request_id in tuple(self._open):
+            if stopped is not None and self.asked_by(request_id) == "termination":
+                actions += self._answer(request_id, checkpoint_id=stopped.checkpoint_id, location=stopped.location)
             reason = FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
             actions += self._fail(request_id, reason, f"the pipeline's run has ended {ended}")
         actions += self._answers_at_end

@@ -129,19 +129,26 @@ class JobRun:
                 ended = self._suspend(self._suspend_seconds)
         if ended is None:
             ended = self._thread.cancel(CANCEL_SECONDS)
-            if ended is not None and ended.suspended:  # complete in time, with an end that took longer
-                with interrupts_delayed():
-                    self._reporter.suspended(ended.suspended)
+        result = ended.result if ended is not None else None
         with interrupts_delayed():
             self._reporter.ended()
+            if ended is not None and ended.suspended:  # also one that was complete in time, with an end that took longer
+                self._reporter.suspended(ended.suspended)
+                return
         if ended is None:
             self._context.log.warning(
                 f"Spark did not stop within {CANCEL_SECONDS:g} s. The run ends all the same; Spark ends with its process."
             )
-        elif ended.result is not None and ended.result.ended_by != "suspend" and ended.result.last_checkpoint_id is not None:
+        elif result is not None and result.status == "FINISHED":
+            how = "was drained" if result.ended_by == "drain" else "had come to its end"
             self._context.log.info(
-                f"Canceled. The next run continues from checkpoint {ended.result.last_checkpoint_id} "
-                f"({ended.result.last_checkpoint_location})."
+                f"Pipeline {self._pipeline.name!r} {how} before it was cancelled: all its rows are committed, and the next run "
+                "is a new start."
+            )
+        elif result is not None and result.last_checkpoint_id is not None:
+            self._context.log.info(
+                f"Canceled. The next run continues from checkpoint {result.last_checkpoint_id} "
+                f"({result.last_checkpoint_location})."
             )
 
     def _suspend(self, seconds: float) -> JobEnded | None:
@@ -160,11 +167,12 @@ class JobRun:
         self._thread.ask(request, termination=True)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            match self._thread.next(_POLL_SECONDS):
+            alive = self._thread.is_alive
+            match self._thread.next(_POLL_SECONDS if alive else 0.0):
                 case JobEnded() as ended:
-                    if ended.suspended:
-                        self._reporter.suspended(ended.suspended)
                     return ended
+                case None if not alive:
+                    return None  # the job had ended before: its last item was taken then, or an interrupt lost it
                 case Answer(status="failed", message=message):
                     self._context.log.warning(f"No savepoint was taken at the termination of the run: {message}")
                     return None

@@ -65,6 +65,11 @@ class JobThread:
         """Start the thread."""
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the job runs. Ask before `next`: a job that ends in between leaves its last item."""
+        return self._thread.is_alive()
+
     def next(self, timeout: float) -> JobItem | None:
         """The next item; None if none arrives within `timeout` seconds."""
         try:
@@ -87,7 +92,7 @@ class JobThread:
         self.job.cancel()
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            alive = self._thread.is_alive()
+            alive = self.is_alive
             item = self.next(min(left, _POLL_SECONDS) if alive else 0.0)
             if isinstance(item, JobEnded):
                 return item

@@ -10,6 +10,7 @@ from dagster_checkpoints.coordination import (
     CheckpointConfig,
     CheckpointTriggered,
     Declined,
+    EndOfDataReached,
     FailureReason,
     JobStatus,
     TaskState,
@@ -101,6 +102,32 @@ def test_a_user_who_stops_a_burst_is_first() -> None:
     assert stops(job.ask("stop", drain=True)) == []
     job.report(SourceEnded(A))
     assert stops(job.report(SourcesRead(B))) == []
+
+
+@pytest.mark.parametrize("waits_for", ["a bounded source", "the tasks"])
+def test_a_stop_that_has_waited_is_handed_over_before_the_suspend_that_is_due_at_the_same_moment(waits_for: str) -> None:
+    """A suspend of the burst that is refused would count as one that has failed, and fail the job."""
+    job = burst(tolerable_failed_checkpoints=0)
+    if waits_for == "the tasks":
+        job.report(TaskStateChanged(C, TaskState.INITIALIZING))
+        job.report(SourceEnded(A))
+    job.report(SourcesRead(B))
+    assert stops(job.ask("stop", drain=True, bounded="finish")) == []
+    actions = job.report(SourceEnded(A) if waits_for == "a bounded source" else TaskStateChanged(C, TaskState.RUNNING))
+    assert not pick(actions, AnswerRequest) and not pick(actions, do.StopTasks)
+    assert job.machine.requests.stop is not None and job.machine.requests.stop.request_id == "stop"
+
+
+def test_a_burst_whose_sources_are_drained_is_not_suspended() -> None:
+    """The sources end one after the other: some have ended, and others have only read what was there."""
+    job = burst()
+    job.report(SourcesRead(B))
+    job.do(on.DrainRequested())
+    assert stops(job.report(SourceEnded(A))) == []
+    assert stops(job.report(SourceEnded(B))) == []
+    for task in (A, B):
+        assert stops(job.report(EndOfDataReached(task))) == []
+    assert stops(job.report(EndOfDataReached(C))) == [False]
 
 
 def test_a_suspend_that_fails_is_asked_for_again_and_then_fails_the_job() -> None:

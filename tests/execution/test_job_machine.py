@@ -683,16 +683,31 @@ def test_too_many_failed_checkpoints_are_a_failure_of_the_attempt() -> None:
     assert re.fullmatch(r"Pipeline 'flights': .*no room \(CHECKPOINT_DECLINED\)\.", restarting.failure.message)
 
 
-def test_too_many_failed_checkpoints_between_two_attempts_end_the_job() -> None:
-    job = Job(tolerable_failed_checkpoints=0)
+@pytest.mark.parametrize("attempts", [2, 1])
+def test_too_many_failed_checkpoints_between_two_attempts_are_another_failure(attempts: int) -> None:
+    job = Job(FixedDelayRestart(attempts, 5.0), tolerable_failed_checkpoints=0)
     job.begin()
     job.ask("checkpoint")
     job.acknowledge(1)
     job.fail()
-    assert job.do(MetadataWriteFailed(1, "disk full"))[-1] == do.FinishWork()
-    assert job.machine.outcome is not None
-    assert (job.machine.outcome.status, job.machine.outcome.given_up) == (JobStatus.FAILED, False)
-    assert "disk full (FINALIZE_CHECKPOINT_FAILURE)" in job.machine.outcome.message
+    job.now += 3.0
+    actions = job.do(MetadataWriteFailed(1, "disk full"))
+    if attempts == 1:
+        assert actions[-1] == do.FinishWork()
+        assert job.machine.outcome is not None
+        assert (job.machine.outcome.status, job.machine.outcome.given_up) == (JobStatus.FAILED, True)
+        assert "has been restarted 1 times" in job.machine.outcome.message
+        assert "disk full (FINALIZE_CHECKPOINT_FAILURE)" in job.machine.outcome.message
+        return
+    [again] = pick(actions, do.AttemptRestarting)
+    assert (again.attempt, again.delay, again.vertices) == (2, 5.0, None)
+    assert "disk full (FINALIZE_CHECKPOINT_FAILURE)" in again.failure.message
+    assert job.do(Tick(), after=2.0) == [], "it waits for the later delay"
+    assert job.do(Tick(), after=3.0) == [do.ConfirmOwnership()]
+    assert job.confirm() == [do.Deploy(2, None)]
+    job.deploy()
+    job.run_tasks()
+    assert pick(job.ask("checkpoint", request_id="r2"), CheckpointTriggered), "the job runs again"
 
 
 def test_the_first_failure_of_an_attempt_is_the_one_that_counts() -> None:

@@ -256,6 +256,47 @@ def test_all_tasks_that_finish_before_the_savepoint_fail_the_stop() -> None:
     assert requests.all_finished() == [] and requests.close(JobStatus.FINISHED, "") == []
 
 
+# The stop with which a terminated run ends
+
+TERMINATION = Request("t", "stop", 60.0, asked_by="termination")
+EXPIRED = FailureReason.CHECKPOINT_EXPIRED
+
+
+@pytest.mark.parametrize("drain", [False, True])
+@pytest.mark.parametrize("asked_by", ["request", "caught_up"])
+@pytest.mark.parametrize("outcome", ["the job ends", "the savepoint fails", "a task fails", "canceled", "overdue"])
+def test_a_termination_waits_for_the_end_of_another_stop(drain: bool, asked_by: StopAskedBy, outcome: str) -> None:
+    requests = stop(drain, asked_by=asked_by)
+    requests.receive(RequestReceived(TERMINATION, 2, 11.0))
+    assert requests.advance("t", 11.0, SOURCES) == [], "it is not refused, and the other stop continues"
+    match outcome:
+        case "the job ends":
+            requests.completed("s", SAVEPOINT)
+            requests.all_finished()
+            answered = answers(requests.close(JobStatus.FINISHED, ""))
+            assert sorted(answered, key=lambda answer: answer.request_id) == [
+                AnswerRequest("s", (1,), checkpoint_id=7, location="savepoints/s-7"),
+                AnswerRequest("t", (2,), checkpoint_id=7, location="savepoints/s-7"),
+            ]
+            assert requests.stopped is not None and requests.stopped.asked_by == asked_by
+        case "the savepoint fails" | "a task fails":
+            if outcome == "a task fails":
+                requests.completed("s", SAVEPOINT)
+                requests.attempt_failed("wings")
+            else:
+                requests.failed("s", EXPIRED, "too slow", restarting=False)
+            [action] = requests.advance("t", 12.0, SOURCES)
+            properties = CheckpointProperties.for_savepoint(stops_job=True, request_id="t")
+            assert action == ToCoordinator(StopRequested("t", False, properties)), "the job goes on, and is stopped"
+        case "canceled":
+            [_, answer] = answers(requests.close(JobStatus.CANCELED, ""))
+            assert (answer.request_id, answer.reason) == ("t", FailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)
+        case "overdue":
+            message = "not done within its deadline of 60 s"
+            assert requests.advance("t", 71.0, SOURCES) == [AnswerRequest("t", (2,), EXPIRED, message)]
+            assert requests.stop is not None
+
+
 # A drain without a savepoint
 
 
@@ -330,13 +371,23 @@ def test_a_stop_that_the_end_of_the_job_overtakes(
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["checkpoint", "savepoint", "stop", "end_source"]), st.integers(0, 3)), max_size=8),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["checkpoint", "savepoint", "stop", "end_source"]),
+            st.integers(0, 3),
+            st.sampled_from(["request", "termination"]),
+        ),
+        max_size=8,
+    ),
     st.data(),
 )
-def test_every_requester_is_answered_once_whatever_happens(requested: list[tuple[Kind, int]], data: st.DataObject) -> None:
+def test_every_requester_is_answered_once_whatever_happens(
+    requested: list[tuple[Kind, int, StopAskedBy]], data: st.DataObject
+) -> None:
     requests, answered = JobRequests("flights"), list[int]()
-    for number, (kind, name) in enumerate(requested):
-        requests.receive(RequestReceived(Request(f"r{name}", kind, 5.0, stage="live"), number, float(number)))
+    for number, (kind, name, asked_by) in enumerate(requested):
+        request = Request(f"r{name}", kind, 5.0, stage="live", asked_by=asked_by)
+        requests.receive(RequestReceived(request, number, float(number)))
     for now in range(data.draw(st.integers(0, 12))):
         actions: list[Any] = []
         for request_id in requests.due_ids(float(now)):

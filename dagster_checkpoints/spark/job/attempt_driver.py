@@ -72,6 +72,7 @@ class AttemptDriver:
             Exception: The error that `check_canceled` raises.
         """
         runtime = self._runtime
+        runtime.check_canceled()  # perhaps while this run waited for another owner's lease
         self._spark = spark = start_spark(self._session, runtime.on_event)
         check_session(spark)
         runtime.work.open(spark)
@@ -173,3 +174,8 @@ class AttemptDriver:
         for task in tasks:
             for channel in task.output.channels:
                 channel.close()
+
+    def close(self) -> None:
+        """The job has ended: close what was built and never started. No task runs any more."""
+        for task in self.deployment.tasks.values() if self.deployment is not None else ():
+            task.join(0.0)

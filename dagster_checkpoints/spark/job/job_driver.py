@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _IDLE_TICK = 0.5
+_WAITS_TO_RESTART = frozenset({JobPhase.RESTARTING, JobPhase.READING})
 _JOB_STATES: Mapping[JobStatus, JobState] = {
     JobStatus.FINISHED: "FINISHED",
     JobStatus.CANCELED: "CANCELED",
@@ -236,7 +237,7 @@ class JobDriver:
     def _report_status(self) -> None:
         if self.machine.phase is JobPhase.RUNNING:
             self._status.report("stopping" if self.machine.requests.stop else "running", self)
-        elif self.machine.runs_partly:
+        elif self.machine.runs_partly or self.machine.phase in _WAITS_TO_RESTART:
             self._status.report("restarting", self)
 
     # Actions
@@ -354,6 +355,7 @@ class JobDriver:
         return tuple(stage.name for stage in self.pipeline.stages if stage.name in chosen)
 
     def _stop_work(self) -> None:
+        self._attempt_driver.close()
         self._uploads.shutdown(wait=True, cancel_futures=True)
         self._storage_driver.finish()
 

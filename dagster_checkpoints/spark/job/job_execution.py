@@ -38,7 +38,6 @@ from dagster_checkpoints.storage import (
     LeaseRenewer,
     Ownership,
     PipelineState,
-    StorageError,
     describe_owner,
     mark_descendants,
     this_process,
@@ -230,7 +229,7 @@ class JobExecution:
         """Renew the lease, and poll for requests, while the block runs."""
 
         def answer(final: Answer) -> None:
-            answers.submit(self._write_answer, box, final)
+            answers.submit(poller.write, final)
 
         renewer = LeaseRenewer(ownership, lambda error: self._queue.put(FatalError(failure_of(error))))
         seconds = self.options.request_poll_seconds
@@ -242,11 +241,5 @@ class JobExecution:
             yield
         finally:
             poller.stop(5.0)
+            answers.submit(poller.write_again)
             renewer.stop(5.0)
-
-    def _write_answer(self, box: RequestBox, answer: Answer) -> None:
-        """Write an answer. If that fails, a later run refuses the request."""
-        try:
-            box.answer(answer)
-        except StorageError as error:
-            self._log.warning("%s: %s", type(error).__name__, error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -16,7 +17,7 @@ from dagster_checkpoints.coordination import FailureReason
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.spark.job.job_messages import QueuedRequest
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointDestination, SavepointsInProgress
-from dagster_checkpoints.storage import StorageError
+from dagster_checkpoints.storage import OutcomeUnknown, StorageError, StorageUnavailable, WriteConflict
 
 KEEP_ANSWERS_SECONDS = 7 * 24 * 3600.0
 SWEEP_SECONDS = 3600.0
@@ -31,7 +32,7 @@ class RequestPoller:
         savepoints: Checks the target directories of savepoints: this thread, which may wait for storage, refuses a request whose
             target cannot be written.
         take: Receives each request once.
-        answer: Writes an answer; not on the caller's thread.
+        answer: Writes an answer with `write`; not on the caller's thread.
         seconds: Seconds between two polls.
         log: Receives warnings about storage.
     """
@@ -54,6 +55,8 @@ class RequestPoller:
         self._seconds = seconds
         self._log = log
         self._seen: set[str] = set()
+        self._unwritten: deque[Answer] = deque()
+        """Final answers that storage may not have."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="control requests", daemon=True)
 
@@ -74,14 +77,33 @@ class RequestPoller:
                     self._take(QueuedRequest(request, self._answer, time.monotonic()))
                 self._seen.add(request.request_id)  # last: if storage fails before, the next poll repeats this
 
+    def write(self, answer: Answer) -> None:
+        """Write a final answer; while storage does not take it, again with each poll. Any thread."""
+        self._write(answer, warn=True)
+
+    def write_again(self) -> None:
+        """Write the answers that storage may not have, once more. At the end of the run a later run refuses the others."""
+        for _ in range(len(self._unwritten)):
+            self._write(self._unwritten.popleft(), warn=False)
+
+    def _write(self, answer: Answer, *, warn: bool) -> None:
+        try:
+            self._box.answer(answer)
+        except StorageError as error:
+            if isinstance(error, StorageUnavailable | OutcomeUnknown | WriteConflict):
+                self._unwritten.append(answer)
+            if warn:
+                text = "The answer to request %s is not written yet. %s: %s"
+                self._log.warning(text, answer.request_id, type(error).__name__, error)
+
     def _destination_is_usable(self, request: ControlRequest) -> bool:
         try:
             self._savepoints.check(SavepointDestination.of(request))
-        except StorageError as error:
+        except Exception as error:  # boto3 raises errors of its own for its settings; no request may end this thread
+            text = str(error) if isinstance(error, StorageError) else f"{type(error).__name__}: {error}"
             reason = FailureReason.IO_EXCEPTION.name
             now = datetime.now(UTC)
-            answer = Answer(request_id=request.request_id, status="failed", reason=reason, message=str(error), answered_at=now)
-            self._box.answer(answer)
+            self._box.answer(Answer(request_id=request.request_id, status="failed", reason=reason, message=text, answered_at=now))
             return False
         return True
 
@@ -94,6 +116,7 @@ class RequestPoller:
                     sweep_at = time.monotonic() + SWEEP_SECONDS
                     self._box.refuse_older(self._epoch)
                     self._box.sweep(KEEP_ANSWERS_SECONDS)
+                self.write_again()
                 self.poll()
                 failing = False
             except DagsterCheckpointsError as error:

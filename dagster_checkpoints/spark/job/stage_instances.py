@@ -92,6 +92,6 @@ class StageInstances:
 
     def close(self) -> None:
         """Close the opened instances, whose tasks are not started."""
-        for instance in self._opened:
-            instance.stage.close()
+        for instance in reversed(self._opened):
+            instance.close()
         self._opened.clear()

@@ -217,10 +217,7 @@ class OperatorChain:
             return
         self._closed = True
         for instance in reversed(self._parts.instances):
-            try:
-                instance.stage.close()
-            except Exception as error:
-                instance.call.context.log.warning("close() of stage %s raised %r", instance.stage.name, error)
+            instance.close()
         if self._parts.sink is not None:
             try:
                 self._parts.sink.close()

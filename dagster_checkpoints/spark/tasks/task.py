@@ -139,9 +139,14 @@ class Task(ABC):
         self.wake_up()
 
     def join(self, timeout: float) -> bool:
-        """Wait for the end of the thread. True if it has ended."""
+        """Wait for the end of the thread. True if it has ended.
+
+        A task that was built, and never started, ends here: its stages were opened.
+        """
         if self._thread.ident is not None:
             self._thread.join(timeout)
+        else:
+            self.operators.close()
         return not self._thread.is_alive()
 
     @property

@@ -34,6 +34,13 @@ class StageInstance:
     call: StageCall
     state: OperatorStateStore
 
+    def close(self) -> None:
+        """Close the stage. An error is logged: it must not hide the one because of which the stage ends."""
+        try:
+            self.stage.close()
+        except Exception as error:
+            self.call.context.log.warning("close() of stage %s raised %r", self.stage.name, error)
+
 
 @dataclass(frozen=True)
 class TaskParts:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from datetime import UTC, datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +16,14 @@ from dagster_checkpoints.coordination import CompletedCheckpoint, FailureReason,
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import Failure, JobOutcome
+from dagster_checkpoints.execution.job_phases import JobPhase
 from dagster_checkpoints.execution.job_requests import AnswerRequest, Request, RequestReceived
 from dagster_checkpoints.spark.errors import JobFailedError
+from dagster_checkpoints.spark.job.attempt_driver import AttemptDriver
 from dagster_checkpoints.spark.job.job_driver import JobDriver, _error
 from dagster_checkpoints.spark.job.job_messages import QueuedRequest, failure_of
 from dagster_checkpoints.spark.job.requesters import Requesters
+from dagster_checkpoints.spark.job.runtime import DeploymentCanceled, Runtime
 from dagster_checkpoints.storage import StorageUnavailable
 
 
@@ -123,3 +128,37 @@ def test_the_error_of_a_job_is_the_original_one_or_says_why_there_is_no_other_at
     given_up = _error(JobOutcome(JobStatus.FAILED, "no other attempt. wings", failure_of(cause), given_up=True))
     assert isinstance(given_up, JobFailedError) and str(given_up) == "no other attempt. wings"
     assert given_up.__cause__ is cause
+
+
+@pytest.mark.parametrize(
+    ("phase", "partly", "stop", "reported"),
+    [
+        (JobPhase.RUNNING, False, None, ["running"]),
+        (JobPhase.RUNNING, False, "s", ["stopping"]),
+        (JobPhase.RESTARTING, False, None, ["restarting"]),  # the delay may be longer than a status may be old
+        (JobPhase.READING, False, None, ["restarting"]),  # storage does not answer
+        (JobPhase.CONFIRMING, True, None, ["restarting"]),
+        (JobPhase.CONFIRMING, False, None, []),  # of the first attempt: it starts
+        (JobPhase.CLOSING, False, None, []),
+    ],
+)
+def test_a_job_that_waits_reports_its_status(phase: JobPhase, partly: bool, stop: str | None, reported: list[str]) -> None:
+    found: list[str] = []
+    machine = SimpleNamespace(phase=phase, runs_partly=partly, requests=SimpleNamespace(stop=stop))
+    driver: Any = SimpleNamespace(machine=machine, _status=SimpleNamespace(report=lambda phase, job: found.append(phase)))
+    JobDriver._report_status(driver)
+    assert found == reported
+
+
+def test_spark_is_not_started_for_a_job_that_was_cancelled_while_it_waited_for_the_lease() -> None:
+    canceled = threading.Event()
+    canceled.set()
+    started: list[str] = []
+    runtime: Any = SimpleNamespace(canceled=canceled, on_event=started.append)
+    runtime.check_canceled = lambda: Runtime.check_canceled(runtime)
+    session: Any = partial(started.append, "Spark")
+    uploads: Any = None
+    driver = AttemptDriver(runtime, session, uploads)
+    with pytest.raises(DeploymentCanceled):
+        driver.prepare()
+    assert started == [] and not driver.is_prepared

@@ -1,0 +1,116 @@
+"""What a terminated run does with its job, at each moment of the job; without Spark."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dagster_checkpoints.control import Answer, ControlRequest
+from dagster_checkpoints.coordination import JobStatus
+from dagster_checkpoints.plugin.job_run import JobRun
+from dagster_checkpoints.plugin.job_thread import JobEnded, JobThread
+from dagster_checkpoints.spark.job.events import JobResult
+
+
+class ScriptedThread(JobThread):
+    """A job that answers a termination with these items, and then has ended.
+
+    Args:
+        items: what the job gives.
+        canceled: its last item, if it is cancelled before.
+    """
+
+    def __init__(self, items: list[Any], canceled: JobEnded | None = None) -> None:
+        self._items: SimpleQueue[Any] = SimpleQueue()
+        self._script = items
+        self.job: Any = SimpleNamespace(cancel=lambda: self._items.put(canceled) if canceled is not None else None)
+        self.asked: list[ControlRequest] = []
+
+    @property
+    def is_alive(self) -> bool:
+        return False
+
+    def ask(self, request: ControlRequest, *, termination: bool = False) -> None:
+        assert termination
+        self.asked.append(request)
+        for item in self._script:
+            self._items.put(item)
+
+
+def ended(status: JobStatus, ended_by: Any = "", checkpoint_id: int | None = 4, savepoint: str | None = None) -> JobEnded:
+    location = f"checkpoints/chk-{checkpoint_id}-1" if checkpoint_id is not None else None
+    return JobEnded(JobResult(status, None, 1, checkpoint_id, location, (), {}, ended_by, savepoint), None)
+
+
+def terminated(thread: ScriptedThread, suspend_seconds: float | None) -> tuple[list[str], list[str]]:
+    """The texts of the log, and the savepoints that are reported, after the termination of a run."""
+    texts: list[str] = []
+    savepoints: list[str] = []
+    log = SimpleNamespace(info=texts.append, warning=texts.append)
+    context: Any = SimpleNamespace(log=log, run=SimpleNamespace(run_id="run"))
+    reporter: Any = SimpleNamespace(ended=lambda: None, suspended=savepoints.append, report=lambda event: ())
+    pipeline: Any = SimpleNamespace(name="flights")
+    JobRun(pipeline, context, thread, reporter, suspend_seconds=suspend_seconds).terminate()
+    return texts, savepoints
+
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SAVEPOINT = "s3://lake/savepoints/s"
+SUSPENDED = ended(JobStatus.FINISHED, "suspend", savepoint=SAVEPOINT)
+DRAINED = ended(JobStatus.FINISHED, "drain", savepoint=SAVEPOINT)
+FINISHED = ended(JobStatus.FINISHED, "end_of_data", None)
+CANCELED = ended(JobStatus.CANCELED)
+SUSPENDING = "Suspending pipeline 'flights' before the run ends; at most 5 s."
+CONTINUES = "Canceled. The next run continues from checkpoint 4 (checkpoints/chk-4-1)."
+NEW_START = "Pipeline 'flights' {} before it was cancelled: all its rows are committed, and the next run is a new start."
+
+
+def answer(status: Any, message: str = "") -> Answer:
+    return Answer(request_id="t", status=status, message=message, answered_at=NOW)
+
+
+@pytest.mark.parametrize(
+    ("script", "canceled", "texts", "savepoints"),
+    [
+        ([answer("done"), SUSPENDED], None, [], [SAVEPOINT]),
+        ([answer("done"), DRAINED], None, [NEW_START.format("was drained")], []),  # a drain was under way
+        (
+            [answer("failed", "too slow")],
+            CANCELED,
+            ["No savepoint was taken at the termination of the run: too slow", CONTINUES],
+            [],
+        ),
+        ([FINISHED], None, [NEW_START.format("had come to its end")], []),
+        ([], None, [], []),  # its end was taken before, or an interrupt lost it: nothing is waited for
+        ([], SUSPENDED, [], [SAVEPOINT]),
+        ([ended(JobStatus.FAILED)], None, [CONTINUES], []),
+    ],
+)
+def test_a_termination_suspends_the_job_and_says_what_comes_next(
+    script: list[Any], canceled: JobEnded | None, texts: list[str], savepoints: list[str]
+) -> None:
+    thread = ScriptedThread(script, canceled)
+    assert terminated(thread, 5.0) == ([SUSPENDING, *texts], savepoints)
+    [request] = thread.asked
+    assert (request.kind, request.drain, request.deadline_seconds) == ("stop", False, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("canceled", "texts", "savepoints"),
+    [
+        (CANCELED, [CONTINUES], []),
+        (SUSPENDED, [], [SAVEPOINT]),
+        (FINISHED, [NEW_START.format("had come to its end")], []),
+        (ended(JobStatus.CANCELED, checkpoint_id=None), [], []),
+    ],
+)
+def test_without_a_savepoint_the_job_is_cancelled_and_its_end_is_said(
+    canceled: JobEnded, texts: list[str], savepoints: list[str]
+) -> None:
+    thread = ScriptedThread([], canceled)
+    assert terminated(thread, None) == (texts, savepoints)
+    assert thread.asked == []
