@@ -22,9 +22,11 @@ class ScriptedThread(JobThread):
     Args:
         items: what the job gives.
         canceled: its last item, if it is cancelled before.
+        alive: whether it has not ended behind the items.
     """
 
-    def __init__(self, items: list[Any], canceled: JobEnded | None = None) -> None:
+    def __init__(self, items: list[Any], canceled: JobEnded | None = None, *, alive: bool = False) -> None:
+        self._alive = alive
         self._items: SimpleQueue[Any] = SimpleQueue()
         self._script = items
         self.job: Any = SimpleNamespace(cancel=lambda: self._items.put(canceled) if canceled is not None else None)
@@ -32,7 +34,7 @@ class ScriptedThread(JobThread):
 
     @property
     def is_alive(self) -> bool:
-        return False
+        return self._alive
 
     def ask(self, request: ControlRequest, *, termination: bool = False) -> None:
         assert termination
@@ -97,6 +99,14 @@ def test_a_termination_suspends_the_job_and_says_what_comes_next(
     assert terminated(thread, 5.0) == ([SUSPENDING, *texts], savepoints)
     [request] = thread.asked
     assert (request.kind, request.drain, request.deadline_seconds) == ("stop", False, 5.0)
+
+
+@pytest.mark.parametrize(("canceled", "texts", "savepoints"), [(SUSPENDED, [], [SAVEPOINT]), (CANCELED, [CONTINUES], [])])
+def test_a_job_that_is_not_suspended_in_time_is_cancelled(canceled: JobEnded, texts: list[str], savepoints: list[str]) -> None:
+    """Its savepoint may have been complete in time, with an end that took longer."""
+    late = "The pipeline was not suspended within 0.01 s, and is canceled now."
+    begun = SUSPENDING.replace("5 s", "0.01 s")
+    assert terminated(ScriptedThread([], canceled, alive=True), 0.01) == ([begun, late, *texts], savepoints)
 
 
 @pytest.mark.parametrize(
