@@ -31,7 +31,7 @@ from dagster_checkpoints.pipeline import Stage, StageContext, stage
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.query.join_checks import check_null_keys
 from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
-from tests.spark.joins_of_streams import ARRIVALS, COALESCED, JOINS, ONCE, A, B, case_of, check, rows
+from tests.spark.joins_of_streams import ARRIVALS, COALESCED, JOINS, ONCE, A, B, case_of, check, hourly, rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -72,6 +72,8 @@ def test_a_join_of_fused_sources_one_of_which_ends(spark: Any, tmp_path: Path, j
         (Join(A, B, "full", "key", "rts >= ts - INTERVAL 10 MINUTES"), "left side .* no bound of that side's event time"),
         (Join(COALESCED, A, "full", "key and range"), "left side .* the left side has no event time here"),
         (Join(COALESCED, A, "left", "key and range"), "left side .* the left side has no event time here"),
+        # Spark accepts it, and loses rows whose match comes in the same micro-batch.
+        (Join(hourly(A), hourly(B), "left_semi", "times"), r"left semi join .* \(ts = rts\), both sides .* a stage of its own"),
     ],
 )
 def test_what_spark_cannot_join_is_refused_by_name(spark: Any, tmp_path: Path, join: Join, named: str) -> None:
@@ -114,6 +116,28 @@ def test_outer_joins_in_a_row_with_a_comparison_and_a_computed_time(spark: Any, 
     expected = rows_of(second(first(a, b), b))
     assert sorted(found, key=repr) == expected
     assert sum(row[2] < -900 for row in expected) > 1  # rows of the second join's right side without a match
+
+
+def test_a_semi_join_of_windows_of_earlier_stages_has_a_query_of_its_own(spark: Any, tmp_path: Path) -> None:
+    """As the text of a refused one advises."""
+
+    def stages(sink: ParquetSink) -> list[Stage]:
+        @stage(name="of_a")
+        def of_a(a: DataFrame) -> DataFrame:
+            return frame_of(hourly(A), {"a": a})
+
+        @stage(name="of_b")
+        def of_b(b: DataFrame) -> DataFrame:
+            return frame_of(hourly(B), {"b": b})
+
+        @stage(name="result", sink=sink)
+        def result(of_a: DataFrame, of_b: DataFrame) -> DataFrame:
+            return frame_of(Join(A, B, "left_semi", "times"), {"a": of_a, "b": of_b})
+
+        return [of_a, of_b, result]
+
+    case = case_of(Join(hourly(A), hourly(B), "left_semi", "times"), ARRIVALS["alternating"], "job: fused")
+    check(spark, case, tmp_path, job_rows(spark, case, tmp_path, stages))
 
 
 @pytest.mark.parametrize("layout", ["channels", "fused"])

@@ -5,7 +5,7 @@ row of a stream-stream join from its state when no matching row can arrive any m
 join's keys, or from a watermark on both sides and a condition that bounds one time by the other. An outer join emits a row
 without a match only when it drops that row. Spark's own check of a plan accepts outer joins that never do: it wants a bound for
 only one side of a full outer join, does not ask whether the side itself has event time, and takes any comparison of a column
-with a constant for a bound of the event time.
+with a constant for a bound of the event time. And a left semi join loses rows that come when event time has passed them.
 
 Source: https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-datasets.html#stream-stream-joins, and Spark's
 `StreamingSymmetricHashJoinHelper.getStateWatermarkPredicates`, whose conditions this module evaluates; for its own check,
@@ -24,13 +24,15 @@ from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.spark.errors import PlanRefusedError
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
-from dagster_checkpoints.spark.query.plan_nodes import items, once, optimized_joins, stream_joins
+from dagster_checkpoints.spark.query.plan_nodes import items, nodes, once, optimized_joins, stream_joins
 from dagster_checkpoints.spark.query.stage_calls import StageCall
+from dagster_checkpoints.spark.query.stateful_nodes import PROCESSOR
 
 # Watermarks that are far from each other: a bound of the event time moves with the watermark, by as much.
 _EARLIER_MS, _LATER_MS = MAX_WATERMARK_MS // 2, MAX_WATERMARK_MS
 _PRESERVED = {"LEFT OUTER": ("left",), "RIGHT OUTER": ("right",), "FULL OUTER": ("left", "right")}
 """By the type of an outer join, the sides whose rows without a match are in its result."""
+_WITH_TIMERS = frozenset({"FlatMapGroupsInPandasWithState", PROCESSOR})
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,52 @@ def check_unmatched_rows(call: StageCall, frame: DataFrame, *, divisible: bool) 
     )
 
 
+def check_semi_joins(call: StageCall, frame: DataFrame, *, divisible: bool) -> None:
+    """Check that no left semi join of two streams gets the rows of both sides only when event time has passed them.
+
+    The micro-batch that brings such a row also drops it from the join's state. In inner and outer joins Spark keeps a left row as
+    long as right rows of the same micro-batch may match it (SPARK-49829), in a left semi join it does not: the left row is lost.
+
+    Args:
+        frame: The stage's result.
+        divisible: Whether the stage may begin a query of its own, at whose inputs event time begins again.
+
+    Raises:
+        RefusedAtStage: A join would lose rows, and the stage may begin a query of its own.
+        PlanRefusedError: A join would lose rows.
+    """
+    if not any(str(join.joinType().sql()) == "LEFT SEMI" for join in stream_joins(frame)):
+        return
+    for join in optimized_joins(frame):
+        semi = str(join.joinType().sql()) == "LEFT SEMI" and all(map(_emits_what_has_passed, (join.left(), join.right())))
+        if not semi or any(kept.side == "left" for kept in _kept_sides_of(jvm_of(frame.sparkSession), join)):
+            continue
+        if divisible:
+            raise RefusedAtStage(call.stage.name, "its left semi join would lose rows that come when event time has passed them")
+        raise PlanRefusedError(
+            call.stage.name,
+            call.context.instance,
+            f"its result ({call.stage.location}) has a left semi join of two streams on {join.condition().get().sql()}, both "
+            "sides of which come from operators that emit rows when event time has passed them (windows and other groups, outer "
+            "joins, timers). Spark accepts it, but loses rows whose match comes in the same micro-batch. Return one of the two "
+            "sides from a stage of its own, and join it in the next stage; or write an inner join with the different keys of the "
+            "right side.",
+        )
+
+
+def _emits_what_has_passed(plan: Any) -> bool:
+    """Whether rows of a plan come when the watermark has passed them."""
+    return any(
+        node.isStreaming()
+        and (
+            node.nodeName() == "Aggregate"
+            or node.nodeName() in _WITH_TIMERS
+            or (node.nodeName() == "Join" and str(node.joinType().sql()) in _PRESERVED)
+        )
+        for node in nodes(plan)
+    )
+
+
 def _why_never(kept: _KeptSide) -> str:
     if kept.without_event_time:
         sides = " and ".join(kept.without_event_time)
@@ -203,21 +251,21 @@ def _why_never(kept: _KeptSide) -> str:
 def _kept_sides(frame: DataFrame) -> list[_KeptSide]:
     """The sides of the plan's stream-stream joins whose rows are never dropped."""
     jvm = jvm_of(frame.sparkSession)
-    helper = jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
-    kept = []
-    for join in optimized_joins(frame):
-        if helper.isWatermarkInJoinKeys(join):
-            continue
-        left, right = join.left(), join.right()
-        without = tuple(side for side, plan in (("left", left), ("right", right)) if not _has_watermark(plan))
-        parts = list(_conjuncts(join.condition().get())) if join.condition().isDefined() else []
-        text = join.condition().get().sql() if parts else "no condition"
-        for side, own, other in (("left", left, right), ("right", right, left)):
-            bounds = {part.sql(): _bound(jvm, own, other, part) for part in parts}
-            constants = tuple(part for part, bound in bounds.items() if bound == "constant")
-            if without or constants or "moves" not in bounds.values():
-                kept.append(_KeptSide(side, str(join.joinType().sql()), text, without, constants))
-    return kept
+    return [kept for join in optimized_joins(frame) for kept in _kept_sides_of(jvm, join)]
+
+
+def _kept_sides_of(jvm: Any, join: Any) -> Iterator[_KeptSide]:
+    if jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper.isWatermarkInJoinKeys(join):
+        return
+    left, right = join.left(), join.right()
+    without = tuple(side for side, plan in (("left", left), ("right", right)) if not _has_watermark(plan))
+    parts = list(_conjuncts(join.condition().get())) if join.condition().isDefined() else []
+    text = join.condition().get().sql() if parts else "no condition"
+    for side, own, other in (("left", left, right), ("right", right, left)):
+        bounds = {part.sql(): _bound(jvm, own, other, part) for part in parts}
+        constants = tuple(part for part, bound in bounds.items() if bound == "constant")
+        if without or constants or "moves" not in bounds.values():
+            yield _KeptSide(side, str(join.joinType().sql()), text, without, constants)
 
 
 def _bound(jvm: Any, own: Any, other: Any, part: Any) -> str | None:

@@ -37,7 +37,13 @@ from dagster_checkpoints.spark.query.fused_plans import (
     positions,
     watermark_nodes,
 )
-from dagster_checkpoints.spark.query.join_checks import check_join_keys, check_joins, check_null_keys, check_unmatched_rows
+from dagster_checkpoints.spark.query.join_checks import (
+    check_join_keys,
+    check_joins,
+    check_null_keys,
+    check_semi_joins,
+    check_unmatched_rows,
+)
 from dagster_checkpoints.spark.query.operators import keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import ROWS_OF_NO_STREAM, StreamSet, analyzed, children, stream_name, streams
 from dagster_checkpoints.spark.query.row_counts import counted
@@ -159,7 +165,8 @@ def build_plan(
         if streaming:
             _check_supported(pipeline, call, frame, position)
             check_join_keys(call, frame)
-            check_unmatched_rows(call, frame, divisible=bool(position and arguments))
+            for check in (check_unmatched_rows, check_semi_joins):
+                check(call, frame, divisible=bool(position and arguments))
             stateful = (call.stage.name,) * (keeping_state(frame) - len(stateful)) + stateful
         if position < len(calls) - 1:
             frame, observation = counted(call.stage.name, frame)
