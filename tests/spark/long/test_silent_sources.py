@@ -60,7 +60,7 @@ def broker(port: int, up: Path) -> type[DataSource]:
 
 
 def test_a_source_that_never_answers_is_reported_and_a_quiet_one_is_not(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_answers, "SILENT_SECONDS", 3.0)
+    monkeypatch.setattr(source_answers, "SILENT_SECONDS", 10.0)
     up = lab.folder / "up"
     lab.spark.dataSource.register(broker(closed_port(), up))
 

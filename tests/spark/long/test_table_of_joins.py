@@ -39,7 +39,6 @@ def sides(of: Program, other: Program) -> list[tuple[Program, bool]]:
         (of, False),
         (Distinct(of, True), False),
         (windows, True),
-        (Windows(of, "3 minutes", by_key=True, session=True, kept=False), True),
         (Distinct(windows, False), True),
         (Join(of, other, "left", "key and range"), True),
     ]
