@@ -196,8 +196,8 @@ def check_semi_joins(call: StageCall, frame: DataFrame, *, divisible: bool) -> N
     if not any(str(join.joinType().sql()) == "LEFT SEMI" for join in stream_joins(frame)):
         return
     for join in optimized_joins(frame):
-        semi = str(join.joinType().sql()) == "LEFT SEMI" and all(map(_emits_what_has_passed, (join.left(), join.right())))
-        if not semi or any(kept.side == "left" for kept in _kept_sides_of(jvm_of(frame.sparkSession), join)):
+        sides = join.left(), join.right()
+        if str(join.joinType().sql()) != "LEFT SEMI" or not all(map(_emits_what_has_passed, sides)):
             continue
         if divisible:
             raise RefusedAtStage(call.stage.name, "its left semi join would lose rows that come when event time has passed them")
@@ -207,8 +207,7 @@ def check_semi_joins(call: StageCall, frame: DataFrame, *, divisible: bool) -> N
             f"its result ({call.stage.location}) has a left semi join of two streams on {join.condition().get().sql()}, both "
             "sides of which come from operators that emit rows when event time has passed them (windows and other groups, outer "
             "joins, timers). Spark accepts it, but loses rows whose match comes in the same micro-batch. Return one of the two "
-            "sides from a stage of its own, and join it in the next stage; or write an inner join with the different keys of the "
-            "right side.",
+            "sides from a stage of its own, and join it in the next stage.",
         )
 
 
@@ -251,21 +250,21 @@ def _why_never(kept: _KeptSide) -> str:
 def _kept_sides(frame: DataFrame) -> list[_KeptSide]:
     """The sides of the plan's stream-stream joins whose rows are never dropped."""
     jvm = jvm_of(frame.sparkSession)
-    return [kept for join in optimized_joins(frame) for kept in _kept_sides_of(jvm, join)]
-
-
-def _kept_sides_of(jvm: Any, join: Any) -> Iterator[_KeptSide]:
-    if jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper.isWatermarkInJoinKeys(join):
-        return
-    left, right = join.left(), join.right()
-    without = tuple(side for side, plan in (("left", left), ("right", right)) if not _has_watermark(plan))
-    parts = list(_conjuncts(join.condition().get())) if join.condition().isDefined() else []
-    text = join.condition().get().sql() if parts else "no condition"
-    for side, own, other in (("left", left, right), ("right", right, left)):
-        bounds = {part.sql(): _bound(jvm, own, other, part) for part in parts}
-        constants = tuple(part for part, bound in bounds.items() if bound == "constant")
-        if without or constants or "moves" not in bounds.values():
-            yield _KeptSide(side, str(join.joinType().sql()), text, without, constants)
+    helper = jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
+    kept = []
+    for join in optimized_joins(frame):
+        if helper.isWatermarkInJoinKeys(join):
+            continue
+        left, right = join.left(), join.right()
+        without = tuple(side for side, plan in (("left", left), ("right", right)) if not _has_watermark(plan))
+        parts = list(_conjuncts(join.condition().get())) if join.condition().isDefined() else []
+        text = join.condition().get().sql() if parts else "no condition"
+        for side, own, other in (("left", left, right), ("right", right, left)):
+            bounds = {part.sql(): _bound(jvm, own, other, part) for part in parts}
+            constants = tuple(part for part, bound in bounds.items() if bound == "constant")
+            if without or constants or "moves" not in bounds.values():
+                kept.append(_KeptSide(side, str(join.joinType().sql()), text, without, constants))
+    return kept
 
 
 def _bound(jvm: Any, own: Any, other: Any, part: Any) -> str | None:

@@ -124,7 +124,7 @@ def test_a_split_source_killed_while_it_is_partly_finished_and_started_with_othe
     assert done["finished_stages"] == []
     finished = {"uploading": finished_splits(lab)}
 
-    # The first upload: what is left to read may be done with the first checkpoint. The splits are slow enough that it comes before.
+    # The first upload: what is left to read may be done with the first checkpoint. It comes before, since the splits are slow.
     child = start("uploading", splits="bdc", split_seconds=8.0, hold="upload", hold_at=1)
     assert child.wait_for("JobStarted")["restored_checkpoint"] >= done["checkpoint_id"]
     child.wait_for("Holding")
