@@ -39,8 +39,9 @@ class JobEnded:
     @property
     def suspended(self) -> str:
         """URL of the savepoint with which the job was suspended; "" if it was not."""
-        suspended = self.result is not None and self.result.status == "FINISHED" and self.result.ended_by == "suspend"
-        return (self.result.savepoint or "") if self.result is not None and suspended else ""
+        if self.result is None or self.result.status != "FINISHED" or self.result.ended_by != "suspend":
+            return ""
+        return self.result.savepoint or ""
 
 
 JobItem = JobEvent | LogLine | Answer | JobEnded

@@ -393,16 +393,22 @@ def test_only_the_named_instance_of_a_source_ends(ending: Any, owner: Owner, mee
     assert (request.stage, request.instance) == ("live", "left")
 
 
-def test_a_run_after_a_crash_gets_the_request_again_unless_the_source_had_ended(
-    ending: Any, owner: Owner, meeting_pipeline: Pipeline
-) -> None:
+def ended_before_a_failure(ending: Any, owner: Owner, pipeline: Pipeline) -> Any:
+    """The ticks of a sensor that has ended a source, whose run has failed before a checkpoint: the source is read on."""
     ticks = ending()
-    first = owner(meeting_pipeline)
+    first = owner(pipeline)
     ticks.instance.report_runless_asset_event(dg.AssetMaterialization("december"))
     assert "Asked" in ticks()
     first.serve()
     assert "was ended" in ticks()
     first.release("FAILED")
+    return ticks
+
+
+def test_a_run_after_a_crash_gets_the_request_again_unless_the_source_had_ended(
+    ending: Any, owner: Owner, meeting_pipeline: Pipeline
+) -> None:
+    ticks = ended_before_a_failure(ending, owner, meeting_pipeline)
     second = owner(meeting_pipeline, "run-2", resume=True)
     assert "Asked run run-2" in ticks()
     second.serve()
@@ -420,13 +426,7 @@ def test_a_run_after_a_crash_gets_the_request_again_unless_the_source_had_ended(
 def test_an_op_that_dagster_runs_again_in_the_same_run_gets_the_request_again(
     ending: Any, owner: Owner, meeting_pipeline: Pipeline, between: bool
 ) -> None:
-    ticks = ending()
-    first = owner(meeting_pipeline)
-    ticks.instance.report_runless_asset_event(dg.AssetMaterialization("december"))
-    assert "Asked" in ticks()
-    first.serve()
-    assert "was ended" in ticks()
-    first.release("FAILED")  # before a checkpoint: the source is read on
+    ticks = ended_before_a_failure(ending, owner, meeting_pipeline)
     if between:
         ticks()
     second = owner(meeting_pipeline, resume=True)

@@ -14,7 +14,8 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql import DataFrame
@@ -54,6 +55,17 @@ class KeptErrors:
         """The error that was kept for what Spark has raised; None if a source did not fail."""
         found = re.search(r"\((source error \d+)\)", str(raised))
         return self._kept.pop(found[1], None) if found else None
+
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        """Raise the error that was kept in the place of what Spark raises in the block."""
+        try:
+            yield
+        except Exception as error:
+            kept = self.take(error)
+            if kept is None:
+                raise
+            raise kept from None
 
 
 KEPT_ERRORS = KeptErrors()

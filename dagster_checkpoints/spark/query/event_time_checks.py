@@ -6,17 +6,15 @@ Must not know tasks. `pipeline.watermark_reach` knows which sources these are.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from pyspark.sql import DataFrame
 
 from dagster_checkpoints.pipeline import Pipeline, watermark_reach
 from dagster_checkpoints.spark.errors import EventTimeHeldBackError
+from dagster_checkpoints.spark.query.join_checks import is_outer
 from dagster_checkpoints.spark.query.operators import keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import analyzed_nodes, stream_joins
 from dagster_checkpoints.spark.query.stage_calls import StageCall
-
-_OUTER = frozenset({"leftouter", "rightouter", "fullouter"})
 
 
 def check_event_time_moves(
@@ -67,8 +65,4 @@ def check_event_time_moves(
 def _waiting(frame: DataFrame) -> int:
     """The number of operators of a DataFrame's analyzed plan that emit rows only when event time advances."""
     aggregates = sum(each.name == "Aggregate" and bool(each.of.isStreaming()) for each in analyzed_nodes(frame))
-    return aggregates + sum(map(_is_outer, stream_joins(frame)))
-
-
-def _is_outer(join: Any) -> bool:
-    return str(join.joinType().sql()).lower().replace(" ", "") in _OUTER
+    return aggregates + sum(map(is_outer, stream_joins(frame)))

@@ -62,13 +62,8 @@ class FusedQuery:
 
     def hold(self, source: str) -> None:
         """Hold a source to what is there now, while the query runs. Raises what a source of the plugin has raised."""
-        try:
+        with KEPT_ERRORS.raised():
             self._source(self._streams[source].position).prepareForTriggerAvailableNow()
-        except Exception as error:
-            raised = KEPT_ERRORS.take(error)  # the JVM has its number only
-            if raised is None:
-                raise
-            raise raised from None
         # Spark may be planning the next batch now, and may have asked the source before it was held.
         self._counted_from[source] = self._query.log.newest_planned() + 2
         self._forget_proof()

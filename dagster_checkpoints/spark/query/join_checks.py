@@ -193,8 +193,6 @@ def check_semi_joins(call: StageCall, frame: DataFrame, *, divisible: bool) -> N
         RefusedAtStage: A join would lose rows, and the stage may begin a query of its own.
         PlanRefusedError: A join would lose rows.
     """
-    if not any(str(join.joinType().sql()) == "LEFT SEMI" for join in stream_joins(frame)):
-        return
     for join in optimized_joins(frame):
         sides = join.left(), join.right()
         if str(join.joinType().sql()) != "LEFT SEMI" or not all(map(_emits_what_has_passed, sides)):
@@ -215,13 +213,14 @@ def _emits_what_has_passed(plan: Any) -> bool:
     """Whether rows of a plan come when the watermark has passed them."""
     return any(
         node.isStreaming()
-        and (
-            node.nodeName() == "Aggregate"
-            or node.nodeName() in _WITH_TIMERS
-            or (node.nodeName() == "Join" and str(node.joinType().sql()) in _PRESERVED)
-        )
+        and (node.nodeName() == "Aggregate" or node.nodeName() in _WITH_TIMERS or (node.nodeName() == "Join" and is_outer(node)))
         for node in nodes(plan)
     )
+
+
+def is_outer(join: Any) -> bool:
+    """Whether rows without a match are in a join's result."""
+    return str(join.joinType().sql()) in _PRESERVED
 
 
 def _why_never(kept: _KeptSide) -> str:

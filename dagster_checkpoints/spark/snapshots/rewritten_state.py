@@ -109,13 +109,8 @@ def rewrite_state(spark: SparkSession, rows: StateRows, target: StateOfBatch) ->
     session, option, folder, batch_id = spark._jsparkSession, jvm.scala.Option, url(target.checkpoint), target.batch_id
     rewriter = jvm.org.apache.spark.sql.execution.streaming.state.StateRewriter
     hadoop = session.sessionState().newHadoopConf()
-    try:
+    with KEPT_ERRORS.raised():
         rewriter(session, batch_id, batch_id, folder, hadoop, option.apply(folder), option.apply(rows), option.empty()).run()
-    except Exception as error:
-        failed = KEPT_ERRORS.take(error)
-        if failed is not None:
-            raise failed from None
-        raise
 
 
 class StateRows(JavaObject):
