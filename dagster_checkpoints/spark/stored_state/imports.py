@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dagster_checkpoints.files.urls import validate_directory
 from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId, build_chains, fused_in
 from dagster_checkpoints.spark.errors import SnapshotError
 from dagster_checkpoints.spark.files.hadoop_path import HadoopFileSystem
@@ -148,6 +149,9 @@ def import_checkpoint(
     Source: "Recovery Semantics after Changes in a Streaming Query",
     https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-datasets.html
     """
+    if not dry_run and not target:
+        raise ImportRefused("expected target=, the directory below which the savepoint is written, found none")
+    store = None if dry_run else open_at(validate_directory(target))
     chain = _chain_of(pipeline, stage)
     root = plain_path(spark, checkpoint)
     query = read_plain_query(root)
@@ -181,11 +185,9 @@ def import_checkpoint(
             bytes=sum(source.identity().size for source in files.values()),
             changes=_check_restore(pipeline, spark, _with_files(metadata, [StateFile(path, "", 0) for path in files])),
         )
-        if dry_run:
+        if store is None:
             return found
-        if not target:
-            raise ImportRefused("expected target=, the directory below which the savepoint is written, found none")
-        with CheckpointStorage(open_at(target), pipeline.name, open_elsewhere=open_at) as storage:
+        with CheckpointStorage(store, pipeline.name, open_elsewhere=open_at) as storage:
             directory = storage.savepoint_directory(_CHECKPOINT_ID, name, target)
             stored = directory.upload_files(files)
             named = [StateFile(path, each.sha256, each.size) for path, each in stored.items()]
