@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -10,11 +11,11 @@ from dagster_checkpoints.pipeline.durations import no_seconds
 
 
 class Seconds(click.FloatRange):
-    """A number of seconds; a text such as "5s" is refused with the number to write."""
+    """A number of seconds; a text such as "5s", NaN or infinity is refused, with the number to write if it says one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            number = float(value)
-        except ValueError:
-            self.fail(no_seconds(value), param, ctx)
-        return super().convert(number, param, ctx)
+        with suppress(ValueError):
+            value = float(value)
+        if reason := no_seconds(value):
+            self.fail(reason, param, ctx)
+        return super().convert(value, param, ctx)

@@ -96,8 +96,14 @@ def test_every_duration_of_a_definition(define: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["watch", "--interval", "5s"], ["savepoint", "--deadline", "5s"], ["stop", "--deadline", "5s"]]
+    "given, told",
+    [
+        ("5s", "expected seconds, as a number, found '5s'. Write 5"),
+        ("nan", "expected seconds, as a finite number, found nan"),
+        ("inf", "expected seconds, as a finite number, found inf"),
+    ],
 )
-def test_every_duration_of_the_command_line(tmp_path: Path, arguments: list[str]) -> None:
-    ran = CliRunner().invoke(app, [*arguments, "--storage", str(tmp_path)])
-    assert ran.exit_code == 2 and "expected seconds, as a number, found '5s'. Write 5" in " ".join(ran.output.split())
+@pytest.mark.parametrize("arguments", [["watch", "--interval"], ["savepoint", "--deadline"], ["stop", "--deadline"]])
+def test_every_duration_of_the_command_line(tmp_path: Path, arguments: list[str], given: str, told: str) -> None:
+    ran = CliRunner().invoke(app, [*arguments, given, "--storage", str(tmp_path)])
+    assert ran.exit_code == 2 and told in " ".join(ran.output.split())
