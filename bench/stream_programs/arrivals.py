@@ -24,7 +24,7 @@ PATTERNS = ("both", "one empty", "alternating", "one after the other", "any")
 """What arrives in a micro-batch: rows of both inputs; all rows of one input in the first one; rows of one input, then of the
 other one; all of one input, in several ones, before the other's first; anything."""
 
-Row = tuple[int | None, dt.datetime, int | None]
+Row = tuple[int | None, dt.datetime | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,10 @@ def random_rows(chance: random.Random, count: int) -> list[Row]:
     minutes.sort(key=sum)
     keys: list[int | None] = [0, 1, 2, 3, None] if chance.random() < 0.3 else [0, 1, 2]
     values: list[int | None] = [None, *range(6)] if chance.random() < 0.3 else list(range(6))
-    return [(chance.choice(keys), START + dt.timedelta(minutes=minute), chance.choice(values)) for minute, _ in minutes]
+    times: list[dt.datetime | None] = [START + dt.timedelta(minutes=minute) for minute, _ in minutes]
+    if chance.random() < 0.1:
+        times = [None if chance.random() < 0.15 else time for time in times]
+    return [(chance.choice(keys), time, chance.choice(values)) for time in times]
 
 
 def random_arrivals(chance: random.Random) -> tuple[str, list[Arrival]]:

@@ -29,8 +29,45 @@ CONDITIONS: Mapping[str, str] = {
     "range": "rts BETWEEN ts - INTERVAL 5 MINUTES AND ts + INTERVAL 5 MINUTES",
     "windows": "w = rw",
     "key and windows": "k = rk AND w = rw",
+    "key or null, and times": "k <=> rk AND ts = rts",
+    "key or null, and range": "k <=> rk AND rts BETWEEN ts - INTERVAL 5 MINUTES AND ts + INTERVAL 10 MINUTES",
+    "keys of two types, and times": "k = CAST(rk AS INT) AND ts = rts",
+    "key as text, and times": "CAST(k AS STRING) = CAST(rk AS STRING) AND ts = rts",
+    "key as structure, and range": (
+        "named_struct('a', k, 'b', k % 2) = named_struct('a', rk, 'b', rk % 2) "
+        "AND rts BETWEEN ts - INTERVAL 5 MINUTES AND ts + INTERVAL 10 MINUTES"
+    ),
+    "key as floating point, and times": (
+        "CASE WHEN k = 0 AND v % 2 = 0 THEN -0.0D WHEN k = 2 THEN double('NaN') ELSE CAST(k AS DOUBLE) END "
+        "= CASE WHEN rk = 2 THEN double('NaN') ELSE CAST(rk AS DOUBLE) END AND ts = rts"
+    ),
+    "computed keys, and later": "k + 1 = rk * 2 AND rts > ts AND rts <= ts + INTERVAL 15 MINUTES",
+    "key, and later without an end": "k = rk AND rts >= ts",
+    "shifted times": "ts - INTERVAL 3 MINUTES = rts",
 }
 """By name, the condition of a join of `k, ts, v` with `rk, rts, rv`; `w` and `rw` are windows of ten minutes."""
+
+KEYS: Mapping[str, str] = {
+    "number": "k",
+    "text": "CAST(k AS STRING)",
+    "structure": "named_struct('a', k, 'b', k % 2)",
+    "decimal": "CAST(k AS DECIMAL(20, 2))",
+    "floating point": "CASE WHEN k = 0 AND v % 2 = 0 THEN -0.0D WHEN k = 2 THEN double('NaN') ELSE CAST(k AS DOUBLE) END",
+    "array": "array(k, k)",
+    "binary": "CAST(CAST(k AS STRING) AS BINARY)",
+    "date": "date_add(DATE '2026-01-01', CAST(k AS INT))",
+    "timestamp": "timestamp_seconds(k)",
+}
+"""By type, an expression of `k` that has as many different values as `k`, and one for its nulls."""
+
+VALUES: Mapping[str, str] = {
+    "sum": "sum(v)",
+    "extremes": "max(v) * 10 - min(v)",
+    "average": "CAST(avg(v) * 1000 AS BIGINT)",
+    "set": "aggregate(array_sort(collect_set(v)), 0L, (sum, each) -> sum * 7 + each)",
+    "count of some": "count(CASE WHEN v > 2 THEN 1 END)",
+}
+"""By name, an aggregation of `v` that does not depend on the order of the rows."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +127,10 @@ class Windows:
         size: The size of a window; a session's gap.
         by_key: Whether `k` is a key.
         session: Whether the windows are sessions.
-        kept: Whether the sums are in the result; otherwise only the windows that have rows.
+        kept: Whether the aggregation is in the result; otherwise only the windows that have rows.
+        slide: The time between the beginnings of two windows; an empty text for the size.
+        key: The type of the key.
+        value: The name of the aggregation.
     """
 
     of: Program
@@ -98,14 +138,33 @@ class Windows:
     by_key: bool
     session: bool
     kept: bool
+    slide: str = ""
+    key: str = "number"
+    value: str = "sum"
 
 
 @dataclass(frozen=True)
 class Distinct:
-    """The different rows, or the different pairs of key and time."""
+    """The different rows, or the different pairs of key and time; `key` is the key's type."""
 
     of: Program
     whole: bool
+    key: str = "number"
+
+
+@dataclass(frozen=True)
+class Explode:
+    """One to three rows for each row."""
+
+    of: Program
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A join with a table of three keys; `how` is the type of the join."""
+
+    of: Program
+    how: str
 
 
 @dataclass(frozen=True)
@@ -115,7 +174,7 @@ class Several:
     of: tuple[Program, ...]
 
 
-Program = Input | Filter | Select | Union | Join | Windows | Distinct | Several
+Program = Input | Filter | Select | Union | Join | Windows | Distinct | Explode | Lookup | Several
 
 
 def below(program: Program) -> tuple[Program, ...]:
@@ -164,11 +223,24 @@ def frame_of(program: Program, inputs: Mapping[str, DataFrame]) -> DataFrame:
             return _joined(program, frame_of(program.left, inputs), frame_of(program.right, inputs))
         case Windows():
             return _windows(program, frame_of(program.of, inputs))
-        case Distinct(of, whole):
-            frame = frame_of(of, inputs)
+        case Distinct(of, whole, key):
+            frame = frame_of(of, inputs).withColumn("key", F.expr(KEYS[key]))
             if whole:
-                return frame.dropDuplicates(["k", "ts", "v"])
-            return frame.dropDuplicates(["k", "ts"]).select("k", "ts", F.lit(1).cast("bigint").alias("v"))
+                return frame.dropDuplicates(["key", "ts", "v"]).select("k", "ts", "v")
+            return frame.dropDuplicates(["key", "ts"]).select("k", "ts", F.lit(1).cast("bigint").alias("v"))
+        case Explode(of):
+            numbers = F.sequence(F.lit(0), F.coalesce("v", F.lit(0)) % 3)
+            exploded = frame_of(of, inputs).select("k", "ts", "v", F.explode(numbers).alias("number"))
+            return exploded.select("k", "ts", (F.col("v") * 3 + F.col("number")).alias("v"))
+        case Lookup(of, how):
+            frame = frame_of(of, inputs)
+            table = frame.sparkSession.range(1, 4).select(F.col("id").alias("known"), (F.col("id") * 5).alias("more"))
+            found = frame.join(table, F.col("k") == F.col("known"), how)
+            return (
+                found
+                if how in ("left_semi", "left_anti")
+                else found.select("k", "ts", F.coalesce(F.col("v") + F.col("more"), "v").alias("v"))
+            )
 
 
 def _joined(join: Join, left: DataFrame, right: DataFrame) -> DataFrame:
@@ -201,9 +273,10 @@ def _mixed(*columns: Column) -> Column:
 
 
 def _windows(windows: Windows, frame: DataFrame) -> DataFrame:
-    window = F.session_window("ts", windows.size) if windows.session else F.window("ts", windows.size)
-    keys = [F.col("k")] if windows.by_key else []
-    grouped = frame.groupBy(window.alias("w"), *keys).agg(F.sum("v").alias("s"), F.count("*").alias("n"))
+    window = F.session_window("ts", windows.size) if windows.session else F.window("ts", windows.size, windows.slide or None)
+    keys = [F.expr(KEYS[windows.key]).alias("key")] if windows.by_key else []
+    aggregated = F.expr(VALUES[windows.value]).alias("s"), F.count("*").alias("n"), F.min("k").alias("k")
+    grouped = frame.groupBy(window.alias("w"), *keys).agg(*aggregated)
     times = F.window_time("w") if not windows.session else F.col("w.end")
     k = F.col("k") if windows.by_key else F.lit(0).cast("bigint")
     v = (F.coalesce("s", F.lit(-1)) * 7 + F.col("n")) % 100_003 if windows.kept else F.lit(1).cast("bigint")

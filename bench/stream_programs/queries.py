@@ -245,8 +245,9 @@ class _OfChannels(_Query):
                 self._segments += 1
                 channel.append(Records(segment_of([file], len(part))))
                 self._positions[str(channel.id)] += 1
-        newest = max(int(time_of.timestamp() * 1000) for _, time_of, _ in rows)
-        self._newest[side] = max(newest, self._newest.get(side, newest))
+        times = [int(time_of.timestamp() * 1000) for _, time_of, _ in rows if time_of is not None]
+        if times:
+            self._newest[side] = max(*times, self._newest.get(side, times[0]))
 
     def settle(self) -> None:
         self._open(self._watermark())

@@ -6,8 +6,22 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.stream_programs.arrivals import Arrival, random_arrivals
-from bench.stream_programs.program import CONDITIONS, Distinct, Filter, Input, Join, Program, Select, Union, Windows
+from bench.stream_programs.arrivals import Arrival, Row, random_arrivals
+from bench.stream_programs.program import (
+    CONDITIONS,
+    KEYS,
+    VALUES,
+    Distinct,
+    Explode,
+    Filter,
+    Input,
+    Join,
+    Lookup,
+    Program,
+    Select,
+    Union,
+    Windows,
+)
 
 LAYOUTS = ("channels", "fused")
 JOB_LAYOUTS = ("job: channels", "job: fused", "job: two stages", "job: two instances of each source")
@@ -21,7 +35,7 @@ _FILTERS = (
 _SELECTS = (("k", "v + 1"), ("k", "v * 3 % 11"), ("k % 2", "v"), ("k", "k + v"), ("coalesce(k, 9)", "coalesce(v, 7)"))
 _FURTHER = ("v <= rv", "v % 2 = rv % 2", "v = rv", "v > 1", "rv > 1", "rv IS NOT NULL")
 _HOWS = ("inner", "inner", "inner", "left", "left", "right", "right", "full", "full", "left_semi", "left_semi", "left_anti")
-_BOUNDED = ("times", "key and times", "key and range", "key and later", "windows", "key and windows")
+_BOUNDED = tuple(name for name in CONDITIONS if name not in ("key", "range"))
 """The conditions under which Spark knows when a row has no more matching rows: an outer join needs that."""
 
 
@@ -69,8 +83,8 @@ class Case:
         )
 
 
-def _shown(rows: Sequence[tuple[object, ...]]) -> str:
-    return " ".join(f"({k} {ts:%H:%M} {v})" for k, ts, v in rows) or "nothing"
+def _shown(rows: Sequence[Row]) -> str:
+    return " ".join(f"({k} {ts and f'{ts:%H:%M}'} {v})" for k, ts, v in rows) or "nothing"
 
 
 def random_case(seed: int, *, jobs: bool = True) -> Case:
@@ -132,17 +146,25 @@ class _Maker:
             choice = chance.random()
             if choice < 0.45:
                 program = Filter(program, chance.choice(_FILTERS))
-            elif choice < 0.95:
+            elif choice < 0.8:
                 program = Select(program, *chance.choice(_SELECTS))
+            elif choice < 0.87:
+                program = Explode(program)
+            elif choice < 0.94:
+                program = Lookup(program, chance.choice(("inner", "left", "left_semi", "left_anti")))
             else:
                 program = Union(Filter(program, "v % 2 = 0"), Filter(program, "v % 2 <> 0 OR v IS NULL"))
         if chance.random() >= stateful:
             return program
+        key = chance.choice(("number", *KEYS)) if chance.random() < 0.5 else "number"
         if not self._event_time or chance.random() < 0.35:
-            return Distinct(program, chance.random() < 0.5)
+            return Distinct(program, chance.random() < 0.5, key)
         session = chance.random() < 0.2
         size = "3 minutes" if session else chance.choice(("10 minutes", "10 minutes", "20 minutes"))
-        return Windows(program, size, by_key=chance.random() < 0.6, session=session, kept=chance.random() < 0.8)
+        slide = "5 minutes" if not session and chance.random() < 0.2 else ""
+        value = chance.choice(list(VALUES)) if chance.random() < 0.5 else "sum"
+        by_key, kept = chance.random() < 0.6, chance.random() < 0.8
+        return Windows(program, size, by_key, session, kept, slide, key, value)
 
     def combined(self, left: Program, right: Program) -> Program:
         chance = self._chance
