@@ -359,3 +359,39 @@ def test_a_check_of_the_pipeline_knows_the_conditions(lab: Any) -> None:
     assert checked.rows == {"live_refused": 3, "orders": 5, "orders_refused": 4}
     with pytest.raises(StageFindingError, match=r"Stage 'orders' .* uses chance \(rand\(\)\)"):
         check_pipeline(pipeline(CONDITIONS), {"live": rows}, histories=1, spark=lab.spark)
+
+
+def test_a_stage_with_a_quarantine_is_rescaled(lab: Any) -> None:
+    """The stage of refused rows has as many instances as the stage in front, before and behind."""
+
+    def pipeline(*instances: str) -> Pipeline:
+        @unbounded_source(watermark=("ts", "1 minute"))
+        def live(context):
+            return lab.stream("live", ROWS)
+
+        @stage(
+            inputs={"live": StageInput(key="v")},
+            instances=instances,
+            sink=lab.sink("orders"),
+            quarantine=Quarantine({"is_new": "n = 1"}, sink=lab.sink("again"), most_share=0.9),
+        )
+        def orders(live):
+            counted = live.groupBy(F.window("ts", "10 minutes"), "v").agg(F.count("*").alias("n"))
+            return counted.select("window.start", "v", "n")
+
+        return Pipeline("p", [live, orders])
+
+    lab.put("live", ROWS, [(0, "a", lab.at(0), v % 20) for v in range(30)])
+    for number, instances in enumerate(["xy", "wxyz", "x"]):
+        lab.put("live", ROWS, [(0, "a", lab.at(900 * number + 800), v) for v in range(20)])
+        lab.put("live", ROWS, [(0, "b", lab.at(900 * number + 900), v) for v in range(number, 9)])
+        lab.start(pipeline(*instances), interval=0.3, until="caught_up").finished()
+    job = lab.start(pipeline("v", "x", "y"))
+    job.drain()
+    job.finished()
+    read = lab.table("live", ROWS)
+    counted = read.groupBy(F.window("ts", "10 minutes"), "v").agg(F.count("*").alias("n")).select("window.start", "v", "n")
+    lab.check(counted.where("n = 1"), "orders")
+    refused = lab.committed("again")
+    assert sorted(row[:3] for row in refused) == sorted(lab.rows(counted.where("n <> 1")))
+    assert {row[3] for row in refused} == {"is_new"} and len({row[4] for row in refused}) > 1
