@@ -28,10 +28,12 @@ from bench import (
     job_end,
     kafka,
     latency,
+    long_life,
     many,
     measures,
     memory,
     planning,
+    recorded,
     recovery,
     regions,
     report,
@@ -63,6 +65,7 @@ PARTS: dict[str, Callable[[Environment], Iterator[Measure]]] = {
     "stops": stops.measure,
     "latency": latency.measure,
     "many": many.measure,
+    "long-life": long_life.measure,
     "batches": batches.measure,
     "memory": memory.measure,
     "report": report.measure,
@@ -92,7 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in options.only or PARTS:
             began = time.monotonic()
             environment.say(f"{name} ...")
-            results += PARTS[name](environment)
+            measured = list(PARTS[name](environment))
+            results += measured
+            if options.record:
+                recorded.record(recorded.of_this_machine(measured, options.rows, options.repeats))
             environment.say(f"{name}: {time.monotonic() - began:.0f} s")
     finally:
         environment.close()
@@ -109,6 +115,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=3, help="rounds of each measurement; the median counts")
     parser.add_argument("--only", action="append", choices=list(PARTS), help="only this part; may be given several times")
     parser.add_argument("--json", type=Path, help="also write the measures to this file")
+    parser.add_argument(
+        "--record", action="store_true", help="keep the measures in the repository, and show them in docs/numbers.md"
+    )
     parser.add_argument("--cache", type=Path, default=Path(".data/bench"), help="directory that keeps the generated rows")
     return parser
 

@@ -102,6 +102,7 @@ class Environment:
         on_event: Callable[[JobEvent, JobExecution], None] | None = None,
         restarts: int = 0,
         failover: FailoverStrategy = "region",
+        keep_events: bool = True,
     ) -> JobRun:
         """Run a pipeline to its end on the shared session, with local storage below `folder`.
 
@@ -109,6 +110,7 @@ class Environment:
             checkpoints: More settings of `CheckpointConfig`.
             restarts: Maximum number of restarts after failures.
             failover: What restarts after a failure.
+            keep_events: Whether the events are in the result.
         """
         storage = CheckpointStorage(open_store(str(folder / "store")), pipeline.name)
         settings = {"interval": interval, "retained": 1, "tolerable_failed_checkpoints": 1_000, **(checkpoints or {})}
@@ -119,7 +121,8 @@ class Environment:
         events: list[tuple[float, JobEvent]] = []
 
         def keep(event: JobEvent) -> None:
-            events.append((time.monotonic(), event))
+            if keep_events:
+                events.append((time.monotonic(), event))
             if on_event is not None:
                 on_event(event, job)
 

@@ -92,7 +92,7 @@ def observe(environment: Environment, count: int, checkpoints: Mapping[str, Any]
         time.sleep(IDLE_SECONDS / 2)  # the start's own work ends
         seen.idle, seen.idle_use = _watched(done, IDLE_SECONDS)
         over = threading.Event()
-        feeding = threading.Thread(target=_feed, args=(folder, names, over))
+        feeding = threading.Thread(target=feed, args=(folder, names, over))
         feeding.start()
         try:
             seen.busy, seen.busy_use = _watched(done, BUSY_SECONDS)
@@ -107,7 +107,7 @@ def observe(environment: Environment, count: int, checkpoints: Mapping[str, Any]
             done.append((time.monotonic(), event.duration))
 
     for number in range(2):  # the first rows
-        _write(folder, names, number)
+        write(folder, names, number)
     run_under_control(environment, pipeline(folder, names), folder, control, note, interval=INTERVAL, checkpoints=checkpoints)
     return seen
 
@@ -121,14 +121,14 @@ def _watched(done: list[tuple[float, float]], seconds: float) -> tuple[tuple[flo
     return tuple(duration for at, duration in list(done) if began <= at <= until), used
 
 
-def _feed(folder: Path, names: list[str], over: threading.Event) -> None:
+def feed(folder: Path, names: list[str], over: threading.Event) -> None:
     number = 2
     while not over.wait(FEED_SECONDS):
-        _write(folder, names, number)
+        write(folder, names, number)
         number += 1
 
 
-def _write(folder: Path, names: list[str], number: int) -> None:
+def write(folder: Path, names: list[str], number: int) -> None:
     moment = dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=30 * number)
     rows = [json.dumps({"ts": moment.isoformat(), "k": f"k{key % 10}", "v": key}) for key in range(ROWS)]
     text = "\n".join(rows) + "\n"
