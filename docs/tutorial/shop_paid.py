@@ -47,8 +47,8 @@ defs = build_pipeline_defs(shop, coordinator=CheckpointCoordinatorResource(inter
 
 def run(until: str) -> None:
     """Runs the job in this process, until all is read ("caught_up"), or until a request stops it ("end")."""
-    config = dg.RunConfig(ops={"shop_assets": PipelineRunConfig(until=until)})
-    defs.resolve_job_def("shop_job").execute_in_process(run_config=config)
+    config = dg.RunConfig(ops={f"{shop.name}_assets": PipelineRunConfig(until=until)})
+    defs.resolve_job_def(f"{shop.name}_job").execute_in_process(run_config=config)
 
 
 if __name__ == "__main__":
