@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
@@ -25,6 +25,7 @@ from bench.measures import Measure, at_least, below, percentile
 from bench.processes import cpu_seconds
 from bench.throughput import compare
 from dagster_checkpoints.pipeline import Pipeline, StageContext, StageInput, bounded_source, stage
+from dagster_checkpoints.plugin.resource import ALIGNED_CHECKPOINT_TIMEOUT
 from dagster_checkpoints.sinks import ParquetSink
 
 if TYPE_CHECKING:
@@ -182,17 +183,19 @@ def measure(environment: Environment) -> Iterator[Measure]:
         ratios = [a.seconds / b.seconds for a, b in zip(reference, runs[name], strict=True)]
         processor = median(a.processor / b.processor for a, b in zip(reference, runs[name], strict=True))
         yield at_least(PART, f"{name} / hand-written, one batch", median(ratios), "", goal, f"processor time {processor:.2f}")
-    yield from _checkpoints(environment, {"by default": unlimited, "through channels": replace(unlimited, fuse=False)})
+    yield from _checkpoints(environment, {"fused": unlimited, "through channels": replace(unlimited, fuse=False)})
 
 
 def _checkpoints(environment: Environment, layouts: Mapping[str, Feeds]) -> Iterator[Measure]:
-    settings = {"aligned": {}, "unaligned": {"unaligned": True}}
+    of_the_resource = {"unaligned": True, "aligned_checkpoint_timeout": ALIGNED_CHECKPOINT_TIMEOUT}
+    settings: dict[str, dict[str, Any]] = {"by default": of_the_resource, "aligned": {}, "unaligned": {"unaligned": True}}
     for layout, feeds in layouts.items():
-        for barriers in ("aligned",) if feeds.fuse is None else ("aligned", "unaligned"):
+        for barriers in settings if feeds.fuse is False else ("by default",):
             folder = environment.fresh("fan-in-checkpoints")
             run = environment.run_job(pipeline(feeds, folder / "result"), folder, INTERVAL, checkpoints=settings[barriers])
             durations = sorted(done.duration for done in run.checkpoints)
-            what = f"checkpoint under data, {layout}" + (f", {barriers}" if feeds.fuse is False else "")
+            what = f"checkpoint under data, {layout}, {barriers}"
             environment.say(f"  {what}: {[round(seconds, 2) for seconds in durations]}")
             yield Measure(PART, f"{what}: p50", median(durations), "s", note=f"of {len(durations)} in {run.seconds:.0f} s")
-            yield below(PART, f"{what}: p99", percentile(durations, 99), "s", GOAL_P99)
+            p99 = f"{what}: p99", percentile(durations, 99), "s"
+            yield below(PART, *p99, GOAL_P99) if barriers == "by default" else Measure(PART, *p99)
