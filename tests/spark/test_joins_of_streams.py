@@ -27,8 +27,9 @@ from bench.stream_programs.program import (
 from bench.stream_programs.queries import Refused, query_rows, rows_of
 from bench.stream_programs.random_programs import random_case
 from bench.stream_programs.search import run_case
-from dagster_checkpoints.pipeline import Stage, StageContext, stage
+from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, bounded_source, stage
 from dagster_checkpoints.sinks import ParquetSink
+from dagster_checkpoints.spark.job.plan_check import check_plans
 from dagster_checkpoints.spark.query.join_checks import check_null_keys
 from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
 from tests.spark.joins_of_streams import ARRIVALS, COALESCED, JOINS, ONCE, A, B, case_of, check, hourly, rows
@@ -192,3 +193,47 @@ def test_keys_that_may_be_null_in_a_full_outer_join(spark: Any, tmp_path: Path, 
     last = [(2, START + dt.timedelta(hours=3), 1)]
     case = case_of(join, [Arrival({"a": nulls, "b": nulls}), Arrival({"a": last, "b": last})], "channels")
     check(spark, case, tmp_path, query_rows(spark, case, tmp_path, "channels"))
+
+
+def by_hour(a: DataFrame, b: DataFrame) -> DataFrame:
+    return a.join(b, F.expr("k = rk AND ts = date_trunc('hour', rts)"))
+
+
+def by_hour_and_range(a: DataFrame, b: DataFrame) -> DataFrame:
+    return a.join(b, F.expr("k = rk AND rts >= ts AND rts < ts + INTERVAL 1 HOUR"))
+
+
+def by_window(a: DataFrame, b: DataFrame) -> DataFrame:
+    left = a.select("k", F.window("ts", "1 hour").alias("hour"))
+    return left.join(b.select("rk", F.window("rts", "1 hour").alias("rhour")), F.expr("k = rk AND hour = rhour"))
+
+
+@pytest.mark.parametrize(
+    ("function", "watermark", "refused"),
+    [
+        (by_hour, "1 minute", True),
+        (lambda a, b: by_hour(b.selectExpr("rk AS k", "rts AS ts"), a.selectExpr("k AS rk", "ts AS rts")), "1 minute", True),
+        (by_hour, None, False),  # the second source holds event time back
+        (by_hour_and_range, "1 minute", False),
+        (by_window, "1 minute", False),
+    ],
+)
+def test_the_event_time_of_one_side_is_joined_with_that_of_the_other(
+    lab: Any, function: Any, watermark: str | None, refused: bool
+) -> None:
+    @bounded_source(watermark=("ts", "1 minute"))
+    def a(context):
+        return lab.stream("a", "k string, ts timestamp")
+
+    @bounded_source(watermark=("rts", watermark) if watermark else None)
+    def b(context):
+        return lab.stream("b", "rk string, rts timestamp")
+
+    @stage(sink=lab.sink())
+    def joined(a, b):
+        return function(a, b)
+
+    found = [str(error) for error in check_plans(Pipeline("p", [a, b, joined]), lab.spark).failed.values()]
+    assert len(found) == refused
+    if refused:
+        assert "date_trunc" in found[0] and "only the first is event time" in found[0] and "Bound the event times" in found[0]

@@ -5,7 +5,8 @@ row of a stream-stream join from its state when no matching row can arrive any m
 join's keys, or from a watermark on both sides and a condition that bounds one time by the other. An outer join emits a row
 without a match only when it drops that row. Spark's own check of a plan accepts outer joins that never do: it wants a bound for
 only one side of a full outer join, does not ask whether the side itself has event time, and takes any comparison of a column
-with a constant for a bound of the event time. And a left semi join loses rows that come when event time has passed them.
+with a constant for a bound of the event time. A join on the event time of one side and another time of the other side loses
+rows, and so does a left semi join of rows that come when event time has passed them.
 
 Source: https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-datasets.html#stream-stream-joins, and Spark's
 `StreamingSymmetricHashJoinHelper.getStateWatermarkPredicates`, whose conditions this module evaluates; for its own check,
@@ -24,7 +25,7 @@ from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.spark.errors import PlanRefusedError
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
-from dagster_checkpoints.spark.query.plan_nodes import items, nodes, once, optimized_joins, stream_joins
+from dagster_checkpoints.spark.query.plan_nodes import is_event_time, items, nodes, once, optimized_joins, stream_joins
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 from dagster_checkpoints.spark.query.stateful_nodes import PROCESSOR
 
@@ -179,6 +180,49 @@ def check_unmatched_rows(call: StageCall, frame: DataFrame, *, divisible: bool) 
     )
 
 
+def check_time_keys(call: StageCall, frame: DataFrame, *, divisible: bool) -> None:
+    """Check that no join of two streams compares the event time of one side with another time of the other side.
+
+    Spark takes the first event time in the join's keys for the event time of both sides: it drops rows of both when the watermark
+    has passed that key. Rows of the other side, which are on time by their own event time, may still come with such a key.
+
+    Args:
+        frame: The stage's result.
+        divisible: Whether the stage may begin a query of its own, at whose inputs event time begins again.
+
+    Raises:
+        RefusedAtStage: A join would lose rows, and the stage may begin a query of its own.
+        PlanRefusedError: A join would lose rows.
+    """
+    keys_of = jvm_of(frame.sparkSession).org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys
+    for join in optimized_joins(frame):
+        keys = keys_of.unapply(join)
+        if keys.isEmpty():
+            continue
+        pairs = list(zip(items(keys.get()._2()), items(keys.get()._3()), strict=True))
+        (left, right) = next((pair for side in (0, 1) for pair in pairs if _is_time_key(pair[side])), (None, None))
+        if left is None or (_is_time_key(left) and _is_time_key(right)):
+            continue
+        time, other, side = (left, right, join.right()) if _is_time_key(left) else (right, left, join.left())
+        if not any(node.nodeName() == "EventTimeWatermark" for node in nodes(side)):
+            continue  # an input without a watermark holds event time back
+        if divisible:
+            raise RefusedAtStage(call.stage.name, f"its join compares the event time {time.sql()} with {other.sql()}")
+        raise PlanRefusedError(
+            call.stage.name,
+            call.context.instance,
+            f"its result ({call.stage.location}) joins two streams on {time.sql()} = {other.sql()}. Spark accepts it, but only "
+            "the first is event time: Spark drops rows from the join when event time has passed it, while rows with an equal "
+            "second one may still come, and would find no match. Bound the event times of both sides by a range in place of this "
+            "equality, beside an equality of another key, such as k = other_k AND right_ts >= left_ts AND right_ts < left_ts + "
+            "INTERVAL 1 HOUR; or join on equal windows, F.window(ts, ...), of the event time of each side.",
+        )
+
+
+def _is_time_key(key: Any) -> bool:
+    return key.nodeName() == "AttributeReference" and is_event_time(key)
+
+
 def check_semi_joins(call: StageCall, frame: DataFrame, *, divisible: bool) -> None:
     """Check that no left semi join of two streams gets the rows of both sides only when event time has passed them.
 
@@ -289,4 +333,4 @@ def _conjuncts(condition: Any) -> Iterator[Any]:
 
 
 def _has_watermark(plan: Any) -> bool:
-    return any(column.metadata().contains("spark.watermarkDelayMs") for column in items(plan.output()))
+    return any(map(is_event_time, items(plan.output())))

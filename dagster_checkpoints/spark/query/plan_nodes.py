@@ -63,6 +63,11 @@ def items(sequence: Any) -> Iterator[Any]:
         yield sequence.apply(index)
 
 
+def is_event_time(column: Any) -> bool:
+    """Whether a column of a plan carries a watermark."""
+    return bool(column.metadata().contains("spark.watermarkDelayMs"))
+
+
 def nodes(plan: Any) -> Iterator[Any]:
     """A plan's nodes, from the top down."""
     yield plan

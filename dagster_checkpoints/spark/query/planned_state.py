@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dagster_checkpoints.spark.query.column_origins import fused_parts, is_opaque, traced
-from dagster_checkpoints.spark.query.plan_nodes import analyzed_nodes, children, nodes
+from dagster_checkpoints.spark.query.plan_nodes import analyzed_nodes, children, is_event_time, nodes
 from dagster_checkpoints.spark.query.plan_text import Node, conjuncts, identity_of, parse, parse_items
 from dagster_checkpoints.spark.query.planned_query import query_execution
 from dagster_checkpoints.spark.query.stateful_nodes import analyzed_plan, stateful_nodes_of
@@ -47,7 +47,6 @@ _AGGREGATES = frozenset({"HashAggregate", "ObjectHashAggregate", "SortAggregate"
 _OVER_PARTITIONS = {"StateStoreRestore": 1, "SessionWindowStateStoreRestore": 0}
 """By operator that reads an aggregation's state, the number of aggregations below it that only merge results."""
 _IN_PYTHON = frozenset({"MapInPandas", "MapInArrow", "PythonMapInArrow", "FlatMapGroupsInPandas", "FlatMapGroupsInArrow"})
-_WATERMARK = "spark.watermarkDelayMs"
 _WHERE = "where "
 _LOOKUP = "lookup in a table, "
 
@@ -275,7 +274,7 @@ def _columns(plan: Any) -> Iterator[str]:
 
 def _event_times(plan: Any) -> Iterator[int]:
     """The ids of the columns of a plan that carry a watermark."""
-    return (int(column.exprId().id()) for column in _output(plan) if column.metadata().contains(_WATERMARK))
+    return (int(column.exprId().id()) for column in _output(plan) if is_event_time(column))
 
 
 def _output(plan: Any) -> Iterator[Any]:

@@ -42,6 +42,7 @@ from dagster_checkpoints.spark.query.join_checks import (
     check_joins,
     check_null_keys,
     check_semi_joins,
+    check_time_keys,
     check_unmatched_rows,
 )
 from dagster_checkpoints.spark.query.operators import keeping_state
@@ -165,7 +166,7 @@ def build_plan(
         if streaming:
             _check_supported(pipeline, call, frame, position)
             check_join_keys(call, frame)
-            for check in (check_unmatched_rows, check_semi_joins):
+            for check in (check_time_keys, check_unmatched_rows, check_semi_joins):
                 check(call, frame, divisible=bool(position and arguments))
             stateful = (call.stage.name,) * (keeping_state(frame) - len(stateful)) + stateful
         if position < len(calls) - 1:
