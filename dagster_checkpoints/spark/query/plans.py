@@ -45,6 +45,7 @@ from dagster_checkpoints.spark.query.join_checks import (
     check_time_keys,
     check_unmatched_rows,
 )
+from dagster_checkpoints.spark.query.operator_checks import check_operators
 from dagster_checkpoints.spark.query.operators import keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import ROWS_OF_NO_STREAM, StreamSet, analyzed, children, stream_name, streams
 from dagster_checkpoints.spark.query.row_counts import counted
@@ -164,6 +165,7 @@ def build_plan(
             warnings += check_event_time_moves(pipeline, call, frame, arguments, setting)
         _check_output_event_time(pipeline, call, frame)
         if streaming:
+            check_operators(call, frame)
             _check_supported(pipeline, call, frame, position)
             check_join_keys(call, frame)
             for check in (check_time_keys, check_unmatched_rows, check_semi_joins):

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-_STREAM = "a stage that reads a stream cannot collect it: change its rows with DataFrame functions, mapInPandas or applyInPandas"
+_STREAM = "a stage that reads a stream cannot collect it: change its rows with DataFrame functions or mapInPandas"
 _FROM_ROWS = f"a source makes a DataFrame of rows with context.spark.createDataFrame(rows); {_STREAM}"
 _WRITES = "return the DataFrame that is written; set sink= of the stage to write its rows: only the pipeline starts queries"
 _UNREAD = "call .load(), .table(name) or a method for a format, such as .parquet(path)"

@@ -1,0 +1,69 @@
+"""Operators that Spark accepts over a stream, and whose rows would not be those of a batch: refused before a query starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage
+from dagster_checkpoints.spark.errors import PlanRefusedError
+from dagster_checkpoints.spark.job.plan_check import check_plans
+
+ROWS = "k string, ts timestamp, v long"
+
+
+def counted(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.head(1)[["k"]].assign(n=len(rows))
+
+
+def both(left: pd.DataFrame, right: pd.DataFrame) -> pd.DataFrame:
+    return left
+
+
+def table(rows: Any) -> Any:
+    return rows.sparkSession.createDataFrame([], ROWS)
+
+
+REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "applyInPandas": (
+        lambda rows: rows.groupBy("k").applyInPandas(counted, "k string, n long"),
+        r"calls applyInPandas of a groupBy on a stream.*in one micro-batch.*transformWithStateInPandas",
+    ),
+    "applyInArrow": (lambda rows: rows.groupBy("k").applyInArrow(lambda found: found, ROWS), "calls applyInArrow of a groupBy"),
+    "cogroup": (
+        lambda rows: rows.groupBy("k").cogroup(rows.groupBy("k")).applyInPandas(both, ROWS),
+        r"calls cogroup\(\.\.\.\)\.applyInPandas of a groupBy on a stream.*join the streams",
+    ),
+    "cogroup with a table": (
+        lambda rows: rows.groupBy("k").cogroup(table(rows).groupBy("k")).applyInPandas(both, ROWS),
+        r"calls cogroup\(\.\.\.\)\.applyInPandas",
+    ),
+}
+ACCEPTED: dict[str, Callable[[Any], Any]] = {
+    "applyInPandas of a table": lambda rows: rows.join(table(rows).groupBy("k").applyInPandas(counted, "k string, n long"), "k"),
+}
+
+
+def pipeline(lab: Any, function: Callable[[Any], Any], **options: Any) -> Pipeline:
+    @bounded_source(watermark=("ts", "1 minute"))
+    def flights(context: Any) -> Any:
+        return lab.stream("in", ROWS)
+
+    return Pipeline("p", [flights, stage(name="last", sink=lab.sink(), **options)(lambda flights: function(flights))])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_operator_that_would_lose_or_divide_rows_is_refused_by_name(lab: Any, name: str) -> None:
+    function, text = REFUSED[name]
+    (error,) = check_plans(pipeline(lab, function), lab.spark).failed.values()
+    assert type(error) is PlanRefusedError and error.stage == "last"
+    assert re.search(text, str(error)), error
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_the_same_over_a_table_or_with_event_time_is_accepted(lab: Any, name: str) -> None:
+    assert not check_plans(pipeline(lab, ACCEPTED[name]), lab.spark).failed
