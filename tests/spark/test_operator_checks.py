@@ -28,6 +28,10 @@ def table(rows: Any) -> Any:
     return rows.sparkSession.createDataFrame([], ROWS)
 
 
+def sql(query: str) -> Callable[[Any], Any]:
+    return lambda rows: rows.sparkSession.sql(query, rows=rows, table=table(rows))
+
+
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "applyInPandas": (
         lambda rows: rows.groupBy("k").applyInPandas(counted, "k string, n long"),
@@ -42,9 +46,15 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda rows: rows.groupBy("k").cogroup(table(rows).groupBy("k")).applyInPandas(both, ROWS),
         r"calls cogroup\(\.\.\.\)\.applyInPandas",
     ),
+    "exceptAll": (lambda rows: rows.exceptAll(table(rows)), "has exceptAll .*in each micro-batch.*left anti join"),
+    "EXCEPT without event time": (
+        sql("SELECT k FROM {rows} EXCEPT SELECT k FROM {table}"),
+        "has EXCEPT .*use its event time 'ts'.*left anti join",
+    ),
 }
 ACCEPTED: dict[str, Callable[[Any], Any]] = {
     "applyInPandas of a table": lambda rows: rows.join(table(rows).groupBy("k").applyInPandas(counted, "k string, n long"), "k"),
+    "EXCEPT with event time": sql("SELECT k, ts FROM {rows} EXCEPT SELECT k, ts FROM {table}"),
 }
 
 

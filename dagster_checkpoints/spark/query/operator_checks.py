@@ -1,16 +1,20 @@
 """Refuses operators over a stream that Spark's own check of a plan accepts, and whose rows are not those of a batch.
 
-Analysis only.
+Spark computes some of them for each micro-batch by itself, never emits rows of others, or finds only in the first micro-batch
+that it cannot run them. Analysis only.
 
-Source: Spark's `UnsupportedOperationChecker`.
+Source: Spark's `UnsupportedOperationChecker`, `RewriteExceptAll` and `ReplaceDistinctWithAggregate`.
 """
 
 from __future__ import annotations
 
 from pyspark.sql import DataFrame
 
+from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.errors import PlanRefusedError
-from dagster_checkpoints.spark.query.plan_nodes import analyzed_nodes
+from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
+from dagster_checkpoints.spark.query.plan_nodes import analyzed_nodes, is_event_time, items
+from dagster_checkpoints.spark.query.spark_advice import advice_on_event_time
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 
 _OF_MICRO_BATCHES = {
@@ -20,19 +24,24 @@ _OF_MICRO_BATCHES = {
     "FlatMapCoGroupsInArrow": "cogroup(...).applyInArrow",
 }
 """By plan node, the method of a groupBy whose function gets the rows that a group has in one micro-batch."""
-_CHECKED = frozenset(_OF_MICRO_BATCHES)
+_EXCEPT, _EXCEPT_ALL = "Except", "ExceptAll"
+_CHECKED = frozenset({*_OF_MICRO_BATCHES, _EXCEPT, _EXCEPT_ALL})
 
 
-def check_operators(call: StageCall, frame: DataFrame) -> None:
+def check_operators(pipeline: Pipeline, call: StageCall, frame: DataFrame, *, divisible: bool) -> None:
     """Check that each operator of a stage's plan computes over the stream what it computes over a table.
 
     Args:
+        pipeline: The pipeline; it knows which event time reaches the stage.
         call: The stage.
         frame: Its result, a stream.
+        divisible: Whether the stage may begin a query of its own, at whose inputs event time begins again.
 
     Raises:
+        RefusedAtStage: An operator lacks event time, and the stage may begin a query of its own.
         PlanRefusedError: An operator does not.
     """
+    append = call.stage.output_mode == "append"
     for each in analyzed_nodes(frame):
         if each.name not in _CHECKED or not each.of.isStreaming():
             continue
@@ -44,6 +53,18 @@ def check_operators(call: StageCall, frame: DataFrame) -> None:
                 "rows of each window, groupBy(F.window(...), key).agg(F.collect_list(F.struct(...))), and compute with the "
                 "arrays; keep state with transformWithStateInPandas or applyInPandasWithState; or join the streams, in place of "
                 "a cogroup."
+            )
+        elif each.name == _EXCEPT_ALL:
+            problem = (
+                "has exceptAll (EXCEPT ALL) of a stream and a table. Spark accepts it, but takes the table's rows away again in "
+                "each micro-batch. Use a left anti join with the table, which drops all rows that are in it."
+            )
+        elif each.name == _EXCEPT and append and not any(map(is_event_time, items(each.of.output()))):
+            if divisible:
+                raise RefusedAtStage(call.stage.name, "the columns of its EXCEPT hold no event time")
+            problem = (
+                "has EXCEPT (subtract) of a stream and a table, whose distinct rows Spark can only emit when event time has "
+                f"passed them: {advice_on_event_time(pipeline, call.stage)} Or use a left anti join with the table."
             )
         if problem:
             raise PlanRefusedError(call.stage.name, call.context.instance, f"its result ({call.stage.location}) {problem}")

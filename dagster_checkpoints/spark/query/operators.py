@@ -30,6 +30,7 @@ _WITH_STATE = frozenset(
         "Deduplicate",
         "DeduplicateWithinWatermark",
         "Distinct",
+        "Except",
         "FlatMapGroupsInPandasWithState",
         "FlatMapGroupsWithState",
         "GlobalLimit",

@@ -165,7 +165,7 @@ def build_plan(
             warnings += check_event_time_moves(pipeline, call, frame, arguments, setting)
         _check_output_event_time(pipeline, call, frame)
         if streaming:
-            check_operators(call, frame)
+            check_operators(pipeline, call, frame, divisible=bool(position and arguments))
             _check_supported(pipeline, call, frame, position)
             check_join_keys(call, frame)
             for check in (check_time_keys, check_unmatched_rows, check_semi_joins):

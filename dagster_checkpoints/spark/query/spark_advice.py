@@ -94,8 +94,8 @@ def advice_on_refused_plan(error: BaseException, pipeline: Pipeline, stage: Stag
     refused = f"Spark refuses its plan as a streaming query in output mode {stage.output_mode!r}. "
     if stage.output_mode == "append" and (condition(error) or "").startswith("STREAMING_OUTPUT_MODE"):
         return refused + (
-            f"Its groups are never complete: {_event_time(pipeline, stage)} Or, at a last stage whose sink can replace rows, "
-            'write output_mode="update" or "complete".'
+            f"Its groups are never complete: {advice_on_event_time(pipeline, stage)} Or, at a last stage whose sink can replace "
+            'rows, write output_mode="update" or "complete".'
         )
     streaming = {node.nodeName(): node for node in nodes(plan) if node.isStreaming()}
     if "Sort" in streaming:
@@ -104,7 +104,7 @@ def advice_on_refused_plan(error: BaseException, pipeline: Pipeline, stage: Stag
             'an aggregation can be sorted at a last stage with output_mode="complete" and a sink that replaces its rows.'
         )
     if "DeduplicateWithinWatermark" in streaming:
-        return refused + f"It is not known how long rows must be kept to find duplicates: {_event_time(pipeline, stage)}"
+        return refused + f"It is not known how long rows must be kept to find duplicates: {advice_on_event_time(pipeline, stage)}"
     if "LeftAnti" in str(error):
         return refused + (
             "Spark has no left anti join of two streams. Use a left outer join that also bounds the event time, and keep the "
@@ -178,7 +178,7 @@ def conditions(error: BaseException) -> Iterator[str]:
     yield from _IN_BRACKETS.findall(str(error))
 
 
-def _event_time(pipeline: Pipeline, stage: Stage) -> str:
+def advice_on_event_time(pipeline: Pipeline, stage: Stage) -> str:
     """Advice on how to use the stage's event time, or how to declare one."""
     column = pipeline.event_time(stage.name) if pipeline.carries_watermark(stage.name) else None
     if column is not None:
