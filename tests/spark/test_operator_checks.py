@@ -8,12 +8,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage
 from dagster_checkpoints.spark.errors import PlanRefusedError
 from dagster_checkpoints.spark.job.plan_check import check_plans
 
 ROWS = "k string, ts timestamp, v long"
+HOUR = "window(ts, '1 hour')"
 
 
 def counted(rows: pd.DataFrame) -> pd.DataFrame:
@@ -51,10 +53,13 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
         sql("SELECT k FROM {rows} EXCEPT SELECT k FROM {table}"),
         "has EXCEPT .*use its event time 'ts'.*left anti join",
     ),
+    "cube": (lambda rows: rows.cube(F.window("ts", "1 hour"), "k").count(), "groups by sets of columns.*never emit"),
+    "rollup by event time": (lambda rows: rows.rollup("ts", "k").count(), "groups by sets of columns.*never emit"),
 }
 ACCEPTED: dict[str, Callable[[Any], Any]] = {
     "applyInPandas of a table": lambda rows: rows.join(table(rows).groupBy("k").applyInPandas(counted, "k string, n long"), "k"),
     "EXCEPT with event time": sql("SELECT k, ts FROM {rows} EXCEPT SELECT k, ts FROM {table}"),
+    "a window in each set": sql(f"SELECT {HOUR} AS hour, k, v, count(*) AS n FROM {{rows}} GROUP BY {HOUR}, CUBE(k, v)"),
 }
 
 

@@ -8,6 +8,8 @@ Source: Spark's `UnsupportedOperationChecker`, `RewriteExceptAll` and `ReplaceDi
 
 from __future__ import annotations
 
+from typing import Any
+
 from pyspark.sql import DataFrame
 
 from dagster_checkpoints.pipeline import Pipeline
@@ -25,7 +27,8 @@ _OF_MICRO_BATCHES = {
 }
 """By plan node, the method of a groupBy whose function gets the rows that a group has in one micro-batch."""
 _EXCEPT, _EXCEPT_ALL = "Except", "ExceptAll"
-_CHECKED = frozenset({*_OF_MICRO_BATCHES, _EXCEPT, _EXCEPT_ALL})
+_AGGREGATE = "Aggregate"
+_CHECKED = frozenset({*_OF_MICRO_BATCHES, _EXCEPT, _EXCEPT_ALL, _AGGREGATE})
 
 
 def check_operators(pipeline: Pipeline, call: StageCall, frame: DataFrame, *, divisible: bool) -> None:
@@ -66,5 +69,19 @@ def check_operators(pipeline: Pipeline, call: StageCall, frame: DataFrame, *, di
                 "has EXCEPT (subtract) of a stream and a table, whose distinct rows Spark can only emit when event time has "
                 f"passed them: {advice_on_event_time(pipeline, call.stage)} Or use a left anti join with the table."
             )
+        elif each.name == _AGGREGATE and append and _leaves_out_event_time(each.of.child()):
+            problem = (
+                "groups by sets of columns (rollup, cube, GROUPING SETS), some of which leave out the event time. Spark accepts "
+                "it, but would never emit the rows of these sets. Keep the window in each set, in SQL "
+                "GROUP BY window(ts, '1 hour'), CUBE(a, b); and compute a total over all time when the result is read."
+            )
         if problem:
             raise PlanRefusedError(call.stage.name, call.context.instance, f"its result ({call.stage.location}) {problem}")
+
+
+def _leaves_out_event_time(below: Any) -> bool:
+    """Whether what is below an aggregation makes rows for grouping sets, in some of which the event time is null."""
+    if below.nodeName() != "Expand":
+        return False
+    times = [number for number, column in enumerate(items(below.output())) if is_event_time(column)]
+    return any(row.apply(number).foldable() for row in items(below.projections()) for number in times)
