@@ -34,6 +34,13 @@ def sql(query: str) -> Callable[[Any], Any]:
     return lambda rows: rows.sparkSession.sql(query, rows=rows, table=table(rows))
 
 
+def mean_in_pandas(rows: Any) -> Any:
+    def mean(values: pd.Series) -> float:
+        return float(values.mean())
+
+    return rows.groupBy(F.window("ts", "1 hour")).agg(F.pandas_udf(mean, "double")("v"))
+
+
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "applyInPandas": (
         lambda rows: rows.groupBy("k").applyInPandas(counted, "k string, n long"),
@@ -55,6 +62,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "cube": (lambda rows: rows.cube(F.window("ts", "1 hour"), "k").count(), "groups by sets of columns.*never emit"),
     "rollup by event time": (lambda rows: rows.rollup("ts", "k").count(), "groups by sets of columns.*never emit"),
+    "an aggregate in pandas": (mean_in_pandas, "aggregates a stream with a function of pandas.*collect_list"),
 }
 ACCEPTED: dict[str, Callable[[Any], Any]] = {
     "applyInPandas of a table": lambda rows: rows.join(table(rows).groupBy("k").applyInPandas(counted, "k string, n long"), "k"),

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.errors import PlanRefusedError
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
-from dagster_checkpoints.spark.query.plan_nodes import analyzed_nodes, is_event_time, items
+from dagster_checkpoints.spark.query.plan_nodes import analyzed_nodes, is_event_time, items, nodes
 from dagster_checkpoints.spark.query.spark_advice import advice_on_event_time
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 
@@ -75,6 +75,12 @@ def check_operators(pipeline: Pipeline, call: StageCall, frame: DataFrame, *, di
                 "it, but would never emit the rows of these sets. Keep the window in each set, in SQL "
                 "GROUP BY window(ts, '1 hour'), CUBE(a, b); and compute a total over all time when the result is read."
             )
+        elif each.name == _AGGREGATE and _is_in_pandas(each.of):
+            problem = (
+                "aggregates a stream with a function of pandas or Arrow, which Spark cannot run on streams. Aggregate with "
+                "Spark's functions; or collect the values, F.collect_list(column), and compute with the array behind the "
+                "aggregation."
+            )
         if problem:
             raise PlanRefusedError(call.stage.name, call.context.instance, f"its result ({call.stage.location}) {problem}")
 
@@ -85,3 +91,9 @@ def _leaves_out_event_time(below: Any) -> bool:
         return False
     times = [number for number, column in enumerate(items(below.output())) if is_event_time(column)]
     return any(row.apply(number).foldable() for row in items(below.projections()) for number in times)
+
+
+def _is_in_pandas(aggregate: Any) -> bool:
+    """Whether an aggregation calls a user-defined aggregate function."""
+    parts = (part for each in items(aggregate.aggregateExpressions()) for part in nodes(each))
+    return any(str(part.getClass().getSimpleName()) == "PythonUDAF" for part in parts)
