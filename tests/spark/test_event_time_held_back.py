@@ -33,6 +33,7 @@ def union(live: Any, other: Any) -> Any:
 MEETINGS: dict[str, Any] = {
     "union and windows": lambda live, other: windows(union(live, other)),
     "distinct by time": lambda live, other: union(live, other).dropDuplicates(["k", "ts"]),
+    "SELECT DISTINCT": lambda live, other: live.sparkSession.sql("SELECT DISTINCT k, ts FROM {f}", f=union(live, other)),
     "inner": inner,
     "no state": union,
     "lookup and windows": lambda live, other: windows(live.join(other.select("k"), "k")),
@@ -77,6 +78,7 @@ def pipeline(lab: Any, kind: str, meeting: str, *, watermark: Any = None, static
     [
         ("unbounded", "union and windows", {}, "refused: no row would be emitted before the pipeline is drained"),
         ("unbounded", "no state", {"behind": "windows"}, "refused: no row would be emitted before the pipeline is drained"),
+        ("unbounded", "SELECT DISTINCT", {}, "refused: no row would be emitted before the pipeline is drained"),
         ("unbounded", "distinct by time", {}, "warned: its state is not dropped"),
         ("unbounded", "inner", {}, "warned: its state is not dropped"),
         ("unbounded", "no state", {}, ""),

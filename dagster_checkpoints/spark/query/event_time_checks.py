@@ -16,6 +16,9 @@ from dagster_checkpoints.spark.query.operators import keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import analyzed_nodes, stream_joins
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 
+_AGGREGATES = frozenset({"Aggregate", "Distinct", "Except"})
+"""Plan nodes that Spark runs as an aggregation: SELECT DISTINCT, a UNION or EXCEPT in SQL."""
+
 
 def check_event_time_moves(
     pipeline: Pipeline, call: StageCall, frame: DataFrame, arguments: Mapping[str, DataFrame], own: Collection[str]
@@ -64,5 +67,5 @@ def check_event_time_moves(
 
 def _waiting(frame: DataFrame) -> int:
     """The number of operators of a DataFrame's analyzed plan that emit rows only when event time advances."""
-    aggregates = sum(each.name == "Aggregate" and bool(each.of.isStreaming()) for each in analyzed_nodes(frame))
+    aggregates = sum(each.name in _AGGREGATES and bool(each.of.isStreaming()) for each in analyzed_nodes(frame))
     return aggregates + sum(map(is_outer, stream_joins(frame)))
