@@ -26,7 +26,7 @@ _OF_MICRO_BATCHES = {
     "FlatMapCoGroupsInArrow": "cogroup(...).applyInArrow",
 }
 """By plan node, the method of a groupBy whose function gets the rows that a group has in one micro-batch."""
-_EXCEPT, _EXCEPT_ALL = "Except", "ExceptAll"
+_EXCEPT, _EXCEPT_ALL = "Except", "Except All"
 _AGGREGATE = "Aggregate"
 _CHECKED = frozenset({*_OF_MICRO_BATCHES, _EXCEPT, _EXCEPT_ALL, _AGGREGATE})
 
