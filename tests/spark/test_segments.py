@@ -70,3 +70,25 @@ def test_rows_are_counted_whatever_the_plan(spark: SparkSession, tmp_path: Path)
     assert write_segment(ids.limit(0), tmp_path / "empty") is None
     parts = write_parts(ids, tmp_path / "split", Split(3, "k", 128).column())
     assert sum(part.rows for part in parts.values()) == 1000
+
+
+def test_nothing_stays_of_a_segment_that_is_released(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark writes checksums beside the files, and a directory for each micro-batch: of a run of months there are millions."""
+    ids, halves = spark.range(10), Split(2, "id", 128).column()
+    whole = write_segment(ids, tmp_path / "whole")
+    first, second = write_parts(ids, tmp_path / "split", halves).values()
+    assert whole is not None
+    write_segment(ids.where("id < 0"), tmp_path / "none")
+    write_parts(ids.where("id < 0"), tmp_path / "no parts", halves)
+    for segment in (whole, first, second):
+        segment.hold()
+        segment.hold()
+    whole.release()
+    first.release()
+    first.release()
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["split", "whole"]
+    assert all(file.exists() for segment in (whole, second) for file in segment.files)
+    whole.release()
+    second.release()
+    second.release()
+    assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,28 @@ from dataclasses import dataclass, field
 
 from dagster_checkpoints.execution.elements import Mark
 from dagster_checkpoints.pipeline import ChannelId
-from dagster_checkpoints.spark.files.work_path import WorkPath, size_of
+from dagster_checkpoints.spark.files.work_path import WorkPath, remove_if_empty, remove_tree, size_of
+
+
+@dataclass(frozen=True)
+class SegmentFolder:
+    """The directory of one segment.
+
+    A run of months has millions of micro-batches: if a directory stayed of each, they would fill the file system.
+
+    Attributes:
+        path: The directory.
+        parent: The directory around those of several segments that were written together; None without.
+    """
+
+    path: WorkPath
+    parent: WorkPath | None = None
+
+    def remove(self) -> None:
+        """Remove the directory, and its parent if it was the last one there; what cannot be removed stays."""
+        remove_tree(self.path)
+        if self.parent is not None:
+            remove_if_empty(self.parent)
 
 
 class SegmentFiles:
@@ -27,16 +48,21 @@ class SegmentFiles:
         files: The files.
         rows: The number of rows in them.
         sizes: The size of each file in bytes.
+        folder: The directory that holds nothing but these files, and what Spark has written beside them: it is deleted as well;
+            None if it holds other files.
 
     Attributes:
         size: The size of all files in bytes.
     """
 
-    def __init__(self, files: tuple[WorkPath, ...], rows: int, sizes: tuple[int, ...]) -> None:
+    def __init__(
+        self, files: tuple[WorkPath, ...], rows: int, sizes: tuple[int, ...], folder: SegmentFolder | None = None
+    ) -> None:
         self.files = files
         self.rows = rows
         self.sizes = sizes
         self.size = sum(sizes)
+        self._folder = folder
         self._holders = 0
         self._lock = threading.Lock()
 
@@ -48,10 +74,14 @@ class SegmentFiles:
         with self._lock:
             self._holders -= 1
             last = self._holders == 0
-        if last:
-            for file in self.files:
-                with suppress(OSError):  # what stays is removed with the attempt's directory
-                    file.unlink(missing_ok=True)
+        if not last:
+            return
+        if self._folder is not None:
+            self._folder.remove()
+            return
+        for file in self.files:
+            with suppress(OSError):  # what stays is removed with the attempt's directory
+                file.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -153,6 +183,6 @@ class Channel:
             self._changed.notify_all()
 
 
-def segment_of(files: Iterable[WorkPath], rows: int) -> SegmentFiles:
+def segment_of(files: Iterable[WorkPath], rows: int, folder: SegmentFolder | None = None) -> SegmentFiles:
     paths = tuple(files)
-    return SegmentFiles(paths, rows, tuple(size_of(file) for file in paths))
+    return SegmentFiles(paths, rows, tuple(size_of(file) for file in paths), folder)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
-from dagster_checkpoints.spark.channels.channel_log import SegmentFiles, segment_of
-from dagster_checkpoints.spark.files.work_path import WorkPath, entries_of, rows_of, url
+from dagster_checkpoints.spark.channels.channel_log import SegmentFiles, SegmentFolder, segment_of
+from dagster_checkpoints.spark.files.work_path import WorkPath, entries_of, remove_tree, rows_of, url
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.state import SegmentShare
 
@@ -68,7 +68,7 @@ def write_segment(batch: DataFrame, folder: WorkPath) -> SegmentFiles | None:
         SegmentRowsError: The files hold another number of rows than Spark has counted.
     """
     written = _write(batch, folder)
-    segment = _collect(folder)
+    segment = _collect(SegmentFolder(folder))
     _check_rows(folder, written, segment.rows if segment else 0)
     return segment
 
@@ -89,8 +89,11 @@ def write_parts(batch: DataFrame, folder: WorkPath, part: Column) -> dict[int, S
     """
     written = _write(batch.withColumn(_PART, part), folder, _PART)
     folders = {int(each.name.rpartition("=")[2]): each for each in entries_of(folder) if each.name.startswith(f"{_PART}=")}
-    segments = {number: segment for number in sorted(folders) if (segment := _collect(folders[number])) is not None}
+    collected = {number: _collect(SegmentFolder(folders[number], parent=folder)) for number in sorted(folders)}
+    segments = {number: segment for number, segment in collected.items() if segment is not None}
     _check_rows(folder, written, sum(segment.rows for segment in segments.values()))
+    if not segments:
+        remove_tree(folder)
     return segments
 
 
@@ -163,9 +166,10 @@ def _check_rows(folder: WorkPath, written: int, found: int) -> None:
         )
 
 
-def _collect(folder: WorkPath) -> SegmentFiles | None:
+def _collect(folder: SegmentFolder) -> SegmentFiles | None:
+    """The segment in a directory; None without rows: then the directory is removed."""
     files, rows = [], 0
-    for file in sorted(entries_of(folder), key=lambda entry: entry.name):
+    for file in sorted(entries_of(folder.path), key=lambda entry: entry.name):
         if not file.name.endswith(".parquet"):
             continue
         count = rows_of(file)
@@ -174,4 +178,7 @@ def _collect(folder: WorkPath) -> SegmentFiles | None:
             rows += count
         else:
             file.unlink()
-    return segment_of(files, rows) if files else None
+    if files:
+        return segment_of(files, rows, folder)
+    folder.remove()
+    return None
