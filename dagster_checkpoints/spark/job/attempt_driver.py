@@ -24,6 +24,7 @@ from dagster_checkpoints.spark.job.job_messages import failure_of
 from dagster_checkpoints.spark.job.runtime import Runtime
 from dagster_checkpoints.spark.job.spark_start import prove_work_directory, start_spark
 from dagster_checkpoints.spark.job.split_discovery import SplitDiscovery
+from dagster_checkpoints.spark.session.ended_session import session_end
 from dagster_checkpoints.spark.session.spark_session import check_session
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.spark.tasks.task import Task
@@ -95,7 +96,8 @@ class AttemptDriver:
             job_id: The job's id; the job need not have begun.
 
         Raises:
-            Exception: An error that ends the job.
+            SparkEndedError: The session has ended.
+            Exception: Another error that ends the job.
         """
         assert self._attempts is not None
         began = time.monotonic()
@@ -104,10 +106,16 @@ class AttemptDriver:
                 for task in self._tasks_of(action.vertices):
                     task.parts.folder.remove()
             deployment = self._attempts.deploy(action, restored, job_id)
-        except (CorruptStateFile, MissingStateFile) as error:
-            return on.DeployFailed(failure_of(error), unusable=True)
-        except (StageError, StorageUnavailable, OSError) as error:  # OSError: of the work directory, such as a full disk
-            return on.DeployFailed(failure_of(error), may_pass=True)
+        except Exception as error:
+            if (ended := session_end(self.spark)) is not None:
+                raise ended from error  # whatever the error is, another attempt would have the same
+            if isinstance(error, CorruptStateFile | MissingStateFile):
+                return on.DeployFailed(failure_of(error), unusable=True)
+            if isinstance(
+                error, StageError | StorageUnavailable | OSError
+            ):  # OSError: of the work directory, such as a full disk
+                return on.DeployFailed(failure_of(error), may_pass=True)
+            raise
         if action.vertices is not None and self.deployment is not None:
             deployment = self.deployment.with_restarted(deployment, action.vertices)
         self.deployment, self.seconds = deployment, time.monotonic() - began
@@ -153,6 +161,9 @@ class AttemptDriver:
         Args:
             finished: The tasks that have finished.
             vertices: The chains whose tasks are stopped; None for all.
+
+        Raises:
+            SparkEndedError: The session has ended: no task can be started again. The tasks are stopped all the same.
         """
         assert self._discovery is not None
         self._discovery.stop(vertices)
@@ -160,9 +171,10 @@ class AttemptDriver:
         unfinished = [task for task in tasks if task.id not in finished]
         for task in unfinished:
             task.cancel()
-        if unfinished and vertices is None:
+        ended = session_end(self.spark) if unfinished else None
+        if ended is None and vertices is None and unfinished:
             self.spark.sparkContext.cancelAllJobs()
-        elif unfinished:
+        elif ended is None:
             for task in unfinished:
                 self.spark.sparkContext.cancelJobsWithTag(task.job_tag)
         deadline = time.monotonic() + CANCEL_SECONDS
@@ -174,6 +186,8 @@ class AttemptDriver:
         for task in tasks:
             for channel in task.output.channels:
                 channel.close()
+        if ended is not None:
+            raise ended
 
     def close(self) -> None:
         """The job has ended: close what was built and never started. No task runs any more."""

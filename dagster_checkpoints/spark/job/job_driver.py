@@ -176,9 +176,11 @@ class JobDriver:
     def abandon(self) -> None:
         """Stop all work after a failure of the loop itself."""
         self._abandoned = True
-        if self._attempt_driver.deployment is not None:
-            self._attempt_driver.stop(())
-        self._stop_work()
+        try:
+            if self._attempt_driver.deployment is not None:
+                self._attempt_driver.stop(())
+        finally:
+            self._stop_work()
 
     def _next(self) -> Item:
         """The next item; a Tick if none arrives in time, or if the machine's deadline has come."""

@@ -64,6 +64,7 @@ def built(instance: StageInstance) -> BatchTask:
 def driver_of(*tasks: BatchTask) -> AttemptDriver:
     driver = object.__new__(AttemptDriver)
     nothing: Any = SimpleNamespace(stop=lambda vertices: None, cancelAllJobs=lambda: None, cancelJobsWithTag=lambda tag: None)
+    nothing._jsc = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False))
     driver._discovery, driver._spark = nothing, SimpleNamespace(sparkContext=nothing)  # type: ignore[assignment]
     driver.deployment = SimpleNamespace(tasks={task.id: task for task in tasks})  # type: ignore[assignment]
     return driver
