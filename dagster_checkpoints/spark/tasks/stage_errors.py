@@ -69,15 +69,25 @@ class StageErrors:
             return error
         if isinstance(error, QueryStopped):
             return self._stopped()
-        unreadable = unreadable_file(error)
-        if unreadable is not None:
-            failed = self._unreadable(unreadable)
-        else:
-            stages = [instance.stage for instance in self._instances]
-            of_source = lost_rows(error) or refused_by_source(error)
-            failed = self._failed(self._of(stages[0] if of_source else stage_of(error, stages)), error)
+        try:
+            failed = self._explained(error)
+        except Exception as unreadable:  # of Spark's errors the text is in the JVM, which may have ended by now
+            failed = self._without_text(error, unreadable)
         failed.__cause__ = error
         return failed
+
+    def _explained(self, error: BaseException) -> StageFailedError:
+        unreadable = unreadable_file(error)
+        if unreadable is not None:
+            return self._unreadable(unreadable)
+        stages = [instance.stage for instance in self._instances]
+        of_source = lost_rows(error) or refused_by_source(error)
+        return self._failed(self._of(stages[0] if of_source else stage_of(error, stages)), error)
+
+    def _without_text(self, error: BaseException, unreadable: Exception) -> StageFailedError:
+        tail = self._instances[-1]
+        text = f"failed{self._within()} with {type(error).__name__}, whose text cannot be read ({type(unreadable).__name__})"
+        return StageFailedError(tail.stage.name, tail.call.context.instance, f"{text}. Spark's Java process may have ended")
 
     def _of(self, stage: Stage | None) -> StageInstance:
         return next((each for each in self._instances if each.stage is stage), self._instances[-1])

@@ -6,14 +6,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from py4j.protocol import Py4JNetworkError
+from py4j.java_gateway import GatewayParameters, JavaGateway, JavaObject
+from py4j.protocol import Py4JJavaError, Py4JNetworkError
 
+from dagster_checkpoints import StageContext, bounded_source
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.spark.errors import StageFailedError
 from dagster_checkpoints.spark.job.attempt_driver import AttemptDriver
 from dagster_checkpoints.spark.job.job_driver import JobDriver
+from dagster_checkpoints.spark.job.job_messages import failure_of
 from dagster_checkpoints.spark.session.ended_session import SparkEndedError, session_end
+from dagster_checkpoints.spark.tasks.messages import TaskRaised
+from dagster_checkpoints.spark.tasks.source_task import BatchTask
+from dagster_checkpoints.spark.tasks.stage_errors import StageErrors
 from dagster_checkpoints.storage import CorruptStateFile
 
 
@@ -139,3 +145,37 @@ def test_a_loop_that_fails_ends_its_work_also_if_spark_has_ended() -> None:
     with pytest.raises(SparkEndedError):
         driver.abandon()
     assert ended == ["work"]
+
+
+def test_a_task_whose_error_was_in_the_java_process_that_has_ended_reports_its_end() -> None:
+    """Spark reports its shutdown as an error of a job. py4j asks the JVM for the text, and the thread would end in silence."""
+
+    @bounded_source
+    def history(context: StageContext) -> Any: ...
+
+    instance: Any = SimpleNamespace(stage=history, call=SimpleNamespace(context=SimpleNamespace(instance="0")))
+    gateway = JavaGateway(gateway_parameters=GatewayParameters(port=1))  # nothing listens there
+    java_exception = JavaObject("o7", gateway._gateway_client)
+    error = Py4JJavaError("Job 3 was cancelled because SparkContext was shut down", java_exception)
+
+    def shut_down(tag: str) -> None:
+        raise error
+
+    reports: list[Any] = []
+    task = object.__new__(BatchTask)
+    task.id = "history"  # type: ignore[assignment]
+    task.job_tag = "tag"
+    context = SimpleNamespace(addJobTag=shut_down)
+    task.parts = SimpleNamespace(spark=SimpleNamespace(sparkContext=context), report=reports.append)  # type: ignore[assignment]
+    task.stages = StageErrors([instance])
+    task.query = SimpleNamespace(kill=lambda: None)  # type: ignore[assignment]
+    task.operators = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
+    task.group_offsets = SimpleNamespace(close=lambda wait: None)  # type: ignore[assignment]
+    task._done = False
+    task._run()
+    [raised] = reports
+    assert isinstance(raised, TaskRaised) and isinstance(raised.error, StageFailedError)
+    assert raised.error.__cause__ is error
+    assert (
+        "Stage 'history' (instance '0'): failed with Py4JJavaError, whose text cannot be read" in failure_of(raised.error).message
+    )
