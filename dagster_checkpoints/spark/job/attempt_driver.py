@@ -97,6 +97,7 @@ class AttemptDriver:
 
         Raises:
             SparkEndedError: The session has ended.
+            SparkSettingError: A stage's function has changed a setting on which checkpoints rely.
             Exception: Another error that ends the job.
         """
         assert self._attempts is not None
@@ -119,6 +120,7 @@ class AttemptDriver:
         if action.vertices is not None and self.deployment is not None:
             deployment = self.deployment.with_restarted(deployment, action.vertices)
         self.deployment, self.seconds = deployment, time.monotonic() - began
+        check_session(self.spark)  # the stages' functions have run by now, and no query has started
         known = restored.plan.enumerators if restored is not None else {}
         held = {task.id: task.machine.splits.held for task in self._tasks_of(action.vertices) if task.machine.splits is not None}
         enumerators = enumerator_starts(self._runtime.pipeline, deployment.finished, known, held)

@@ -103,13 +103,21 @@ def session_config(config: Mapping[str, Any] | None = None) -> dict[str, str]:
 
 
 def check_session(spark: SparkSession) -> None:
-    """Check a session that may not come from :func:`build_session`.
+    """Check a session that may not come from :func:`build_session`, or whose settings a stage's function may have changed.
 
     Raises:
         SparkSettingError: The session has a setting with which checkpoints do not work.
         SparkVersionError: The plugin does not run on the session's version of Spark.
     """
     check_supported(spark.version)
+    for key, required in REQUIRED.items():
+        found = spark.conf.get(key, None)
+        if found is not None and found.lower() != required.lower():
+            raise SparkSettingError(
+                f"Spark configuration {key}={found} in the job's session: checkpoints need {key}={required}. A stage's function, "
+                "or other code in the process of the run, has set it (spark.conf.set). Remove that call; nothing was started "
+                "with the setting."
+            )
     _check_retained_batches(spark.conf.get(RETAINED_BATCHES, None))
 
 

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink, SinkCommit
 from dagster_checkpoints.spark.errors import StageFailedError
+from dagster_checkpoints.spark.job import attempt_driver
 from dagster_checkpoints.spark.job.events import InstanceFinished, JobRestarting, JobStarted, StageFinished
 
 SCHEMA = "k string, ts timestamp, v long"
@@ -180,7 +181,9 @@ def rows_as_read(lab: Any, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]
 
 
 @pytest.mark.parametrize("chaining", [True, False], ids=["native source", "behind channels"])
-def test_windows_that_were_due_at_the_checkpoint_are_emitted_after_a_restore_without_new_input(lab: Any, chaining: bool) -> None:
+def test_windows_that_were_due_at_the_checkpoint_are_emitted_after_a_restore_without_new_input(
+    lab: Any, chaining: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A restore between a batch and the no-data batch that its watermark asks for; a second stage of windows behind it
 
     must not see the watermark before those windows."""
@@ -205,6 +208,7 @@ def test_windows_that_were_due_at_the_checkpoint_are_emitted_after_a_restore_wit
     last_ms = int(lab.at(60 * 60).timestamp() * 1000) - 1000
     no_data = "spark.sql.streaming.noDataMicroBatches.enabled"
     lab.spark.conf.set(no_data, "false")  # so the point that the test needs follows every batch
+    monkeypatch.setattr(attempt_driver, "check_session", lambda spark: None)  # a job is refused with this setting
     try:
         first = lab.start(pipeline, interval=3600.0)
         first.wait_until(lambda: first.execution.coordinator is not None and windows_read(first, last_ms, chaining))
