@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pyspark.sql.types import StructType
 
+from dagster_checkpoints.pipeline import ChannelId
 from dagster_checkpoints.pipeline.names import suggestion
 from dagster_checkpoints.spark.query.query_log import QueryLog
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
@@ -195,15 +196,7 @@ class _Reader:
                 for state in own.operator_states
             ),
             offsets=tuple(self._offsets(instance, checkpoint) for instance, checkpoint in checkpoints.items()),
-            in_flight=self._tables(
-                {
-                    (channel.channel.partition("->")[0].partition("[")[0], instance): [
-                        element for element in channel.in_flight if isinstance(element, Segment)
-                    ]
-                    for instance, task in self._tasks.items()
-                    for channel in task.channels
-                }
-            ),
+            in_flight=self._tables(segments_in_flight(self._tasks)),
             static=self._tables(
                 {(table.input, instance): list(table.segments) for instance, task in self._tasks.items() for table in task.static}
             ),
@@ -246,6 +239,20 @@ class _Reader:
     def _schema(self, upstream: str) -> StructType:
         recorded = next(stage for stage in self._metadata.stages if stage.name == upstream)
         return StructType.fromJson(msgspec.json.decode(recorded.output_schema))
+
+
+def segments_in_flight(tasks: Mapping[str, TaskSnapshot]) -> dict[tuple[str, str], list[Segment]]:
+    """The segments that wait in front of the instances of a stage, by upstream stage and instance.
+
+    Args:
+        tasks: The task of each instance. It has a channel from each upstream instance that sends to it.
+    """
+    found: dict[tuple[str, str], list[Segment]] = {}
+    for instance, task in tasks.items():
+        for channel in task.channels:
+            waiting = found.setdefault((ChannelId.parse(channel.channel).producer, instance), [])
+            waiting += [element for element in channel.in_flight if isinstance(element, Segment)]
+    return found
 
 
 def _values(kind: str, items: tuple[bytes, ...]) -> list[Any] | dict[str, Any]:
