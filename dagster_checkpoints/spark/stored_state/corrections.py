@@ -66,7 +66,8 @@ def correct_savepoint(
         The URL of the new savepoint.
 
     Raises:
-        CorrectionError: It is a checkpoint; or it has no such stage, instance, state or source; or a value is not JSON.
+        CorrectionError: It is a checkpoint; or it has no such stage, instance, state or source; or a value is not JSON; or an
+            offset has another form than the present one, or is one of a channel between stages.
         StorageError: A file cannot be read or written.
     """
     with opened_at(location, open_at) as stored, tempfile.TemporaryDirectory(prefix="dagster-checkpoints-") as folder:
@@ -123,6 +124,13 @@ class _Correction:
         chain, index = self._chain_of(stage), self._running(stage, instance)
         task = chain.tasks[index]
         query = task.query
+        recorded = next(each for each in self._metadata.stages if each.name == chain.name)
+        if task.channels or recorded.inputs:
+            raise CorrectionError(
+                f"expected a stage whose query reads sources, found that {chain.name!r}, with which the query of {stage!r} "
+                "begins, reads other stages through channels. Their positions belong to the rows that the savepoint holds: with "
+                "others, rows would be left out. Correct the offsets of the sources"
+            )
         if query is None or query.batch_id < 0:
             raise CorrectionError(f"instance {instance!r} of {stage!r} had read nothing in {self._stored.url}: it has no offsets")
         entries = [file for file in query.files if file.path.startswith("offsets/")]
@@ -130,11 +138,12 @@ class _Correction:
         self._stored.fetch([file for file in entries if file.sha256 not in self._changed], copy)
         log = QueryLog(copy)
         known = log.planned(query.batch_id).sources
-        if not 0 <= position < len(known) or known[position] is None or type(known[position]) is not type(offset):
+        if not 0 <= position < len(known) or known[position] is None or not _is_like(known[position], offset):
             shown = ", ".join(f"{number}: {_json(found).decode()}" for number, found in enumerate(known))
             raise CorrectionError(
                 f"expected the number of a source of {stage!r}, instance {instance!r}, and an offset like its present one "
-                f"({shown}), found {position}: {offset!r}"
+                f"({shown}), with all that it names, found {position}: {offset!r}. Spark reads a Kafka partition that an offset "
+                "does not name from its beginning: name the ones that stay, too"
             )
         log.move_source(position, _json(offset).decode())
         new = {file.path: self._new_file(file, copy / file.path) for file in entries}
@@ -210,6 +219,13 @@ class _Correction:
         kept.write_bytes(data)
         self._changed[new.sha256] = kept
         return new
+
+
+def _is_like(known: Any, offset: Any) -> bool:
+    """Whether an offset has the form of another one: the same names, at each level, and values of the same types."""
+    if isinstance(known, dict) and isinstance(offset, dict):
+        return known.keys() == offset.keys() and all(_is_like(known[name], offset[name]) for name in known)
+    return type(known) is type(offset)
 
 
 def _json(value: Any) -> bytes:
