@@ -1,8 +1,9 @@
 """The local object store: objects are files below a directory, with the guarantees of S3's conditional writes.
 
 A write goes to a temporary file beside its target, is synced, and appears by ``link`` (create), ``rename``
-(overwrite), or ``rename`` under an exclusive lock after comparing content (UpdateVersion). The directory may
-be on a file system that several machines mount, if that file system honours ``flock``.
+(overwrite), or ``rename`` under an exclusive lock after comparing content (UpdateVersion). Temporary files that a
+killed process has left are deleted by a listing, a day later. The directory may be on a file system that several machines
+mount, if that file system honours ``flock``.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ from dagster_checkpoints.files.urls import local_path
 _CHUNK = 1024 * 1024
 _KERNEL_CHUNK = 1 << 30
 _NO_KERNEL_COPY = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
+_UNFINISHED = f"{RESERVED_PREFIX}tmp-"
+_ABANDONED_SECONDS = 24 * 3600.0
+"""A temporary file to which nothing was written for so long was left by a process that was killed."""
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 
 
@@ -147,6 +151,8 @@ class LocalStore:
                 relative = Path(directory).relative_to(self.root)
                 for name in names:
                     key = (relative / name).as_posix()
+                    if name.startswith(_UNFINISHED):
+                        _delete_abandoned(os.path.join(directory, name))
                     if name.startswith(RESERVED_PREFIX) or not key.startswith(prefix):
                         continue
                     with suppress(FileNotFoundError):  # deleted during the walk
@@ -198,7 +204,7 @@ class LocalStore:
             raise OutcomeUnknown(f"wrote {self.url}/{key}, but the directory could not be synced to disk: {error}") from error
 
     def _temporary(self, path: Path, fill: Callable[[BinaryIO], object], cached: bool) -> Path:
-        temporary = path.with_name(f"{RESERVED_PREFIX}tmp-{uuid4().hex}")
+        temporary = path.with_name(f"{_UNFINISHED}{uuid4().hex}")
         file = _open_new(temporary)
         try:
             with file:
@@ -283,6 +289,16 @@ def _drop_from_page_cache(file: BinaryIO) -> None:
     """
     with suppress(AttributeError, OSError):  # only an advice: some systems do not support it
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _delete_abandoned(path: str) -> None:
+    """Delete a temporary file that a killed process has left: no listing shows it, so nothing else would ever delete it.
+
+    If its process goes on after all, the write fails, as it does on an error of the file system.
+    """
+    with suppress(OSError):  # deleted by another process, or the directory may only be read
+        if time.time() - os.stat(path).st_mtime > _ABANDONED_SECONDS:
+            os.unlink(path)
 
 
 def _etag(data: bytes) -> str:

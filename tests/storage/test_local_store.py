@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,18 @@ def test_a_file_that_a_crash_leaves_half_written_is_not_an_object(local: LocalSt
     local.put("folder/key", b"x")
     (local.root / "folder" / ".~tmp-left").write_bytes(b"half")
     assert [info.key for info in local.list()] == ["folder/key"]
+
+
+def test_a_file_that_a_crash_has_left_is_deleted_a_day_later(local: LocalStore) -> None:
+    """A killed upload leaves a file as large as the state, and each further kill another one."""
+    local.put("shared/key", b"x")
+    abandoned, young = (local.root / "shared" / f".~tmp-{name}" for name in ("abandoned", "young"))
+    for file, hours in ((abandoned, 25), (young, 23)):
+        file.write_bytes(b"half")
+        written = time.time() - hours * 3600
+        os.utime(file, (written, written))
+    assert [info.key for info in local.list("shared/")] == ["shared/key"]
+    assert not abandoned.exists() and young.exists()
 
 
 def test_a_link_cannot_lead_out_of_the_root(local: LocalStore, tmp_path: Path) -> None:
