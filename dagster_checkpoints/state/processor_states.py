@@ -56,6 +56,17 @@ def fits_states(before: str, now: str) -> bool:
     return all(_fits(state, declared[name], evolves=evolves) for name, state in held.items() if name in declared)
 
 
+def with_encoding(before: str, now: str) -> str:
+    """The text of an operator with the encoding of the restored query: Spark goes on with the one in which a query has begun.
+
+    Args:
+        before: the text of the operator in the checkpoint.
+        now: its present text, with the encoding that the session has now.
+    """
+    old, new = _OPERATOR.fullmatch(before), _OPERATOR.fullmatch(now)
+    return now if old is None or new is None else "".join((*new.group(1, 2, 3), old[4] or "", new[5]))
+
+
 def _renamed(before: Mapping[str, object], now: Mapping[str, object]) -> bool:
     """Whether some names were added and others left out."""
     return bool(before.keys() - now.keys() and now.keys() - before.keys())

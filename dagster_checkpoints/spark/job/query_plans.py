@@ -35,7 +35,12 @@ from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage, stand_in
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, describe, keeps_state, reads_watermarks
 from dagster_checkpoints.spark.query.quarantined_rows import check_quarantine, refused_schema
 from dagster_checkpoints.spark.query.query_gate import QueryGate
-from dagster_checkpoints.spark.query.restored_plans import check_restored_plan, recorded_sources, with_ended_sources
+from dagster_checkpoints.spark.query.restored_plans import (
+    check_restored_plan,
+    recorded_sources,
+    with_ended_sources,
+    with_recorded_encodings,
+)
 from dagster_checkpoints.spark.query.routed_keys import (
     RoutedKey,
     check_key_of_state,
@@ -138,7 +143,8 @@ class QueryPlans:
             self._warn_of_state_apart(chain, plan)
         self._record_schema(chain, index, plan.schema)
         self.schemas.update({name: without_event_time(frame.schema) for name, frame in plan.outputs.items() if name in fused})
-        described = with_ended_sources(describe(plan), self._snapshot(chain, index))
+        snapshot = self._snapshot(chain, index)
+        described = with_recorded_encodings(with_ended_sources(describe(plan), snapshot), snapshot)
         if self._restored is not None:
             check_restored_plan(
                 self._pipeline,

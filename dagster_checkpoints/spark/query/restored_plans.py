@@ -19,6 +19,7 @@ from dagster_checkpoints.state import (
     check_sources,
     check_stateful_plans,
     replaced_inputs,
+    with_encoding,
 )
 
 
@@ -119,6 +120,23 @@ def with_ended_sources(described: PlanDescription, snapshot: TaskSnapshot | None
         if source.ended and source.position < len(sources) and sources[source.position] == ended_source(source.source):
             sources[source.position] = recorded[source.position]
     return replace(described, sources=tuple(sources))
+
+
+def with_recorded_encodings(described: PlanDescription, snapshot: TaskSnapshot | None) -> PlanDescription:
+    """The description with the encodings of state in which the restored query has begun, whatever the session says now.
+
+    Args:
+        described: The description of the plan in this session.
+        snapshot: The task's restored snapshot; None without one.
+    """
+    if snapshot is None or snapshot.query is None or snapshot.query.batch_id < 0:
+        return described
+    operators = dict(described.operators)
+    for stage, now in operators.items():
+        before = snapshot.stages[stage].state_plan if stage in snapshot.stages else None
+        if before is not None and len(before) == len(now):
+            operators[stage] = tuple(map(with_encoding, before, now))
+    return replace(described, operators=operators)
 
 
 def recorded_sources(snapshot: TaskSnapshot | None) -> tuple[str, ...] | None:
