@@ -81,7 +81,7 @@ from dagster_checkpoints.state.plain_queries import (
     kind_of_offset,
 )
 from dagster_checkpoints.state.plans import IN_STATE, check_divided_plans, check_sources, check_stateful_plans
-from dagster_checkpoints.state.processor_states import ENCODED_AS_AVRO, with_encoding
+from dagster_checkpoints.state.processor_states import ENCODED_AS_AVRO, as_encoded, with_encoding
 from dagster_checkpoints.state.recording import ended_sources, recorded_chains, recorded_enumerators, recorded_stages
 from dagster_checkpoints.state.redistribution import (
     redistribute_broadcasts,
@@ -163,6 +163,7 @@ __all__ = [
     "UnknownStage",
     "WatermarkAt",
     "WatermarkStatus",
+    "as_encoded",
     "batch_to_take",
     "check_divided_plans",
     "check_sources",

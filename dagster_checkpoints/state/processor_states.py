@@ -63,8 +63,19 @@ def with_encoding(before: str, now: str) -> str:
         before: the text of the operator in the checkpoint.
         now: its present text, with the encoding that the session has now.
     """
-    old, new = _OPERATOR.fullmatch(before), _OPERATOR.fullmatch(now)
-    return now if old is None or new is None else "".join((*new.group(1, 2, 3), old[4] or "", new[5]))
+    old = _OPERATOR.fullmatch(before)
+    return now if old is None else as_encoded(now, avro=old[4] is not None)
+
+
+def as_encoded(text: str, *, avro: bool) -> str:
+    """The text of an operator, if it declares states, with the encoding in which its query has begun.
+
+    Args:
+        text: the text of the operator.
+        avro: whether that is Avro.
+    """
+    found = _OPERATOR.fullmatch(text)
+    return text if found is None else "".join((*found.group(1, 2, 3), ENCODED_AS_AVRO if avro else "", found[5]))
 
 
 def _renamed(before: Mapping[str, object], now: Mapping[str, object]) -> bool:

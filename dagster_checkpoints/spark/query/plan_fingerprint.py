@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
@@ -28,7 +28,7 @@ from dagster_checkpoints.spark.query.planned_query import query_execution
 from dagster_checkpoints.spark.query.planned_state import WATERMARK_SOURCE, planned_operators
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.stateful_nodes import PROCESSOR, stateful_nodes
-from dagster_checkpoints.state import ENCODED_AS_AVRO, IN_STATE, PlannedOperator
+from dagster_checkpoints.state import ENCODED_AS_AVRO, IN_STATE, PlannedOperator, as_encoded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -227,6 +227,18 @@ def _options(options: Any) -> dict[str, str]:
 
 
 # Stateful operators
+
+
+def with_encoding_of(described: PlanDescription, settings: Mapping[str, str]) -> PlanDescription:
+    """The description with the encoding of state in which a query has begun, whatever the session says.
+
+    Args:
+        described: The description of the plan in this session.
+        settings: The settings of Spark that the query keeps.
+    """
+    avro = settings.get(_ENCODING, "").lower() == "avro"  # without one an earlier Spark has written the state
+    operators = {stage: tuple(as_encoded(text, avro=avro) for text in texts) for stage, texts in described.operators.items()}
+    return replace(described, operators=operators)
 
 
 @once

@@ -22,7 +22,7 @@ from dagster_checkpoints.spark.files.work_path import WorkPath
 from dagster_checkpoints.spark.job.plan_check import check_plans, plan_as_one_query
 from dagster_checkpoints.spark.query.error_text import text_of_error
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
-from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription
+from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, with_encoding_of
 from dagster_checkpoints.spark.query.plan_nodes import V2_STREAM, analyzed, streams
 from dagster_checkpoints.spark.query.planned_query import ResumedBatch, query_execution
 from dagster_checkpoints.spark.query.planned_state import numbered_operators
@@ -169,6 +169,7 @@ def import_checkpoint(
         files, watermark_ms = _pinned(root, query, batch_id, Path(folder, "query"), stage)
         if described.keeps_state:
             _check_state(spark, plan, query, batch_id, files, Path(folder, "check"), stage)
+        described = with_encoding_of(described, query.batches[batch_id].settings)
         task = _task(pipeline, chain, plan, described, QuerySnapshot(batch_id, imported_from=query.place), watermark_ms)
         metadata = _metadata(pipeline, chain, plan, task, query, spark_version or installed_version())
         found = CheckpointImport(

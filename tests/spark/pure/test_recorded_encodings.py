@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription
+from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, with_encoding_of
 from dagster_checkpoints.spark.query.restored_plans import with_recorded_encodings
 from dagster_checkpoints.state import (
     ENCODED_AS_AVRO,
@@ -45,3 +45,14 @@ def test_a_query_keeps_the_encoding_in_which_it_has_begun() -> None:
 def test_a_query_that_has_no_state_yet_begins_in_the_encoding_of_the_session() -> None:
     for snapshot in (None, TaskSnapshot(), restored(processor(FIRST, ""), batch_id=-1), restored("drop duplicates by k")):
         assert recorded(snapshot, processor(FIRST, ENCODED_AS_AVRO)) == processor(FIRST, ENCODED_AS_AVRO)
+
+
+@pytest.mark.parametrize("session", ["", ENCODED_AS_AVRO])
+def test_an_imported_query_keeps_the_encoding_in_which_it_has_begun(session: str) -> None:
+    described = PlanDescription({"live": ("sum", processor(FIRST, session))}, ("files",), None)
+    for settings, expected in (
+        ({}, ""),
+        ({"spark.sql.streaming.stateStore.encodingFormat": "unsaferow"}, ""),
+        ({"spark.sql.streaming.stateStore.encodingFormat": "Avro"}, ENCODED_AS_AVRO),
+    ):
+        assert with_encoding_of(described, settings).operators == {"live": ("sum", processor(FIRST, expected))}
