@@ -200,9 +200,10 @@ def check_time_keys(call: StageCall, frame: DataFrame, *, divisible: bool) -> No
         if keys.isEmpty():
             continue
         pairs = list(zip(items(keys.get()._2()), items(keys.get()._3()), strict=True))
-        (left, right) = next((pair for side in (0, 1) for pair in pairs if _is_time_key(pair[side])), (None, None))
-        if left is None or (_is_time_key(left) and _is_time_key(right)):
+        pair = next((pair for side in (0, 1) for pair in pairs if _is_time_key(pair[side])), None)
+        if pair is None or all(map(_is_time_key, pair)):
             continue
+        left, right = pair
         time, other, side = (left, right, join.right()) if _is_time_key(left) else (right, left, join.left())
         if not any(node.nodeName() == "EventTimeWatermark" for node in nodes(side)):
             continue  # an input without a watermark holds event time back
