@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dagster_checkpoints import Pipeline, PipelineRunConfig, savepoint_asset
 from dagster_checkpoints.files.urls import local_path
-from dagster_checkpoints.plugin.savepoints import SavepointAsset, SavepointRetention, record_savepoint
+from dagster_checkpoints.plugin.savepoints import SavepointAsset, SavepointRetention, asset, record_savepoint
 from dagster_checkpoints.plugin.savepoints.metadata import read_savepoint, resume_metadata
 from dagster_checkpoints.plugin.savepoints.retention import RecordedSavepoint, expired
 from dagster_checkpoints.spark.job.events import CheckpointDone, SavepointDone
@@ -414,6 +414,25 @@ def test_savepoints_that_were_deleted_before_are_skipped(running: Any, take: Tak
 def test_a_failed_savepoint_leaves_no_partition(take: Take, instance: dg.DagsterInstance) -> None:
     assert not take(periodic(1), **scheduled(1)).success
     assert instance.get_dynamic_partitions(PARTITIONS) == []
+
+
+def test_a_savepoint_has_a_partition_although_another_run_has_deleted_it(
+    running: Any, take: Take, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run of a later tick deletes it, or the failed run of which this one is the retry (`run_retries`)."""
+    taking = asset._take
+
+    def deleted_meanwhile(*given: Any) -> Any:
+        instance.delete_dynamic_partition(PARTITIONS, periodic(0))
+        return taking(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asset, "_take", deleted_meanwhile)
+        assert take(periodic(0), **scheduled(0)).success
+    assert instance.get_dynamic_partitions(PARTITIONS) == [periodic(0)]
+    for number in (1, 2):
+        assert take(periodic(number), **scheduled(number)).success
+    assert len(running.storage.list_savepoints()) == 2  # without its partition the first one would be stored for ever
 
 
 def test_deletion_that_fails_does_not_fail_the_savepoint(

@@ -154,11 +154,12 @@ def savepoint_asset(
             if failed is None and config.retention is not None and chosen_key is not None:
                 taken = RecordedSavepoint(chosen_key, answer.location, metadata[TRIGGERED].value)
                 delete_expired(context, storage, asset, config.retention, taken)
+        partition = chosen_key or partition_of(answer.location)
+        # Also a chosen one: a failed attempt of this run, or a later run of the schedule, may have deleted it.
+        context.instance.add_dynamic_partitions(asset.partitions, [partition])
         if chosen_key is not None and failed is None:
             yield dg.MaterializeResult(metadata=metadata)
             return
-        partition = chosen_key or partition_of(answer.location)
-        context.instance.add_dynamic_partitions(asset.partitions, [partition])
         context.log_event(dg.AssetMaterialization(asset.key, partition=partition, metadata=metadata))
         if failed is not None:
             raise _failure(pipeline, failed)
