@@ -12,6 +12,7 @@ import dagster as dg
 import pytest
 
 from dagster_checkpoints import Pipeline
+from dagster_checkpoints.control import PipelineControl
 from dagster_checkpoints.plugin.stage_assets import LIVE
 from dagster_checkpoints.sensors import (
     DrainCondition,
@@ -175,6 +176,22 @@ def test_a_drain_that_fails_is_requested_three_times(ticking: Any, owner: Owner,
     again = owner(meeting_pipeline, "run-2", resume=True)  # another run gets new attempts
     assert "Asked run run-2" in ticks()
     assert len(again.serve()) == 1
+
+
+def test_a_drain_that_failed_while_the_daemon_was_down_is_requested_again(
+    ticking: Any, owner: Owner, meeting_pipeline: Pipeline
+) -> None:
+    """The owner deletes old requests and their answers; the sensor must not wait for the answer for ever."""
+    ticks = ticking(when(lambda at: True))
+    running = owner(meeting_pipeline)
+    running.answers["stop"] = lambda request: running.failed(request, "IO_EXCEPTION", "disk full")
+    assert "Asked" in ticks()
+    running.serve()
+    assert PipelineControl(running.storage, asked_by="test").box.sweep(0) == 1
+    assert "its files have been deleted" in (reason := ticks()) and "Asked run run-1 to drain" in reason
+    running.answers["stop"] = lambda request: running.done(request, checkpoint_id=9, url="s3://there")
+    running.serve()
+    assert "Drained with savepoint 9" in ticks()
 
 
 def test_after_a_lost_cursor_the_same_request_is_sent(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:

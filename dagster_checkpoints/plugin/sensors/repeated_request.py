@@ -15,6 +15,7 @@ import dagster as dg
 import msgspec
 
 from dagster_checkpoints.control import Answer, NoRunningPipeline, PipelineControl
+from dagster_checkpoints.errors import UnknownRequest
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import RunningPipeline, SensorTick, request_id, skip
 
@@ -84,10 +85,14 @@ class RepeatedRequest(Generic[AnyRequestCursor]):
         """Read the answer to the request that an earlier tick has sent, if there is one."""
         if not before.asked:
             return Progress(before)
-        answer = tick.control.poll(before.asked)
-        if answer is None or answer.status != "failed":
-            return Progress(before, answer)
-        failed = f"Request {before.asked} failed, {answer.reason}: {answer.message}. "
+        try:
+            answer = tick.control.do(lambda control: control.handle(before.asked).poll())
+        except UnknownRequest:  # the run still owns the pipeline: its answer was no success that this sensor could miss
+            failed = f"Request {before.asked} was answered while the sensor did not run, and its files have been deleted since. "
+        else:
+            if answer is None or answer.status != "failed":
+                return Progress(before, answer)
+            failed = f"Request {before.asked} failed, {answer.reason}: {answer.message}. "
         return Progress(msgspec.structs.replace(before, asked="", attempt=before.attempt + 1), None, failed)
 
     def give_up(self, progress: Progress[AnyRequestCursor]) -> dg.SensorResult | None:
