@@ -57,6 +57,8 @@ POSTGRESQL: list[tuple[str, pa.DataType, Any, Any]] = [
     ("VARCHAR(2)", pa.string(), "abc", LENGTH),
     ("VARCHAR(2)", pa.string(), "ab  ", LENGTH),
     ("VARCHAR(2)", pa.string(), "€😀", "€😀"),
+    ("NAME", pa.string(), "a" * 64, TooNarrow("VARCHAR")),
+    ('"char"', pa.string(), "ab", TooNarrow("VARCHAR")),
     ("TEXT", pa.string(), INVALID, UTF8),
     ("TEXT", pa.string(), "a\0b", Refused("U+0000")),
     ("JSONB", pa.string(), '{"a": [1.50, null]}', {"a": [1.5, None]}),

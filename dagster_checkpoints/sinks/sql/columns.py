@@ -210,9 +210,10 @@ def _holds(found: Any, arrow: pa.DataType, kind: DatabaseKind) -> bool:
     if kinds.is_decimal(arrow):
         return _holds_decimal(found, arrow, kind)
     if kinds.is_string(arrow) or kinds.is_large_string(arrow):
-        fixed = isinstance(found, sql.CHAR)
+        # PostgreSQL's types "char" and name, which cut text off, are plain String.
+        cuts = isinstance(found, sql.CHAR) or (kind == "postgresql" and type(found) is sql.String)
         others = (sql.JSON, sql.Uuid, postgresql.CITEXT)
-        return (isinstance(found, sql.String) and not fixed) or (kind == "postgresql" and isinstance(found, others))
+        return (isinstance(found, sql.String) and not cuts) or (kind == "postgresql" and isinstance(found, others))
     if kinds.is_binary(arrow) or kinds.is_large_binary(arrow):
         return isinstance(found, sql.LargeBinary)
     if kinds.is_date(arrow):
