@@ -65,3 +65,11 @@ def test_bounds_of_a_delta_table_do_not_hide_nan(tmp_path: Path) -> None:
     statistics = json.loads(described(file, pq.read_metadata(file), file_columns(file), {}).statistics)
     assert {"x", "y"}.isdisjoint(statistics["minValues"]) and {"x", "y"}.isdisjoint(statistics["maxValues"])
     assert (statistics["minValues"]["z"], statistics["maxValues"]["z"], statistics["nullCount"]["x"]) == (1.0, 1.0, 0)
+
+
+def test_the_last_moment_of_the_year_9999_has_no_bounds_in_delta(tmp_path: Path) -> None:
+    file = tmp_path / "last.parquet"
+    last = 253_402_300_799_999_999
+    pq.write_table(pa.table({"t": pa.array([last], pa.int64()).cast(pa.timestamp("us", "UTC"))}), file)
+    statistics = json.loads(described(file, pq.read_metadata(file), file_columns(file), {}).statistics)
+    assert (statistics["numRecords"], statistics["minValues"], statistics["maxValues"]) == (1, {}, {})

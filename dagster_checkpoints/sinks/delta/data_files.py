@@ -113,7 +113,10 @@ def _bounds(chunks: Sequence[Any]) -> tuple[Any, Any] | None:
         return None
     if any(each != each for chunk in with_values for each in (chunk.min, chunk.max)):  # NaN: comparisons with it are always false
         return None
-    smallest, largest = _bound(low, up=False), _bound(high, up=True)
+    try:
+        smallest, largest = _bound(low, up=False), _bound(high, up=True)
+    except OverflowError:  # the last millisecond of the year 9999, rounded up
+        return None
     return None if smallest is None or largest is None else (smallest, largest)
 
 
