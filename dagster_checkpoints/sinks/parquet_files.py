@@ -59,13 +59,16 @@ def partitions(table: Any, partition_by: Sequence[str]) -> Iterator[tuple[dict[s
     if not partition_by:
         yield {}, table
         return
-    order = [(name, "ascending") for name in partition_by]
-    counts = table.group_by(list(partition_by)).aggregate([([], "count_all")]).sort_by(order)
-    rows = table.sort_by(order)
+    # Under names of its own: Arrow takes some, such as ".day", for the path of a field.
+    named = table.rename_columns([f"c{number}" for number in range(table.num_columns)])
+    columns = {f"c{table.column_names.index(name)}": name for name in partition_by}
+    order = [(column, "ascending") for column in columns]
+    counts = named.group_by(list(columns)).aggregate([([], "count_all")]).sort_by(order)
+    rows = named.sort_by(order).rename_columns(table.column_names)
     begin = 0
     for values in counts.to_pylist():
         count = values.pop("count_all")
-        yield values, rows.slice(begin, count)
+        yield {columns[column]: value for column, value in values.items()}, rows.slice(begin, count)
         begin += count
 
 

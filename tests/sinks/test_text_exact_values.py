@@ -16,6 +16,7 @@ import pytest
 from dagster_checkpoints.sinks import FileSink, SinkContext, SinkRowsRefused
 from dagster_checkpoints.sinks.delta.data_files import described, file_columns, partition_text
 from dagster_checkpoints.sinks.kafka.messages import MessageFormat
+from dagster_checkpoints.sinks.parquet_files import partitions
 
 YEAR_10000, YEAR_0 = 253_402_300_800_000_000, -62_135_596_800_000_001
 NOT_TEXT = pa.array([b"ok", b"ok\xff"], pa.binary()).view(pa.string())
@@ -73,3 +74,24 @@ def test_the_last_moment_of_the_year_9999_has_no_bounds_in_delta(tmp_path: Path)
     pq.write_table(pa.table({"t": pa.array([last], pa.int64()).cast(pa.timestamp("us", "UTC"))}), file)
     statistics = json.loads(described(file, pq.read_metadata(file), file_columns(file), {}).statistics)
     assert (statistics["numRecords"], statistics["minValues"], statistics["maxValues"]) == (1, {}, {})
+
+
+@pytest.mark.parametrize("struct_last", [False, True])
+def test_a_column_with_a_dot_has_its_own_bounds_in_delta_beside_a_struct(tmp_path: Path, struct_last: bool) -> None:
+    columns = {"a.b": pa.array([1.0, 2.0]), "a": pa.array([{"b": 50.0}, {"b": float("nan")}])}
+    file = tmp_path / "both.parquet"
+    pq.write_table(pa.table({name: columns[name] for name in (("a.b", "a") if struct_last else ("a", "a.b"))}), file)
+    statistics = json.loads(described(file, pq.read_metadata(file), file_columns(file), {}).statistics)
+    assert (statistics["minValues"], statistics["maxValues"]) == ({"a.b": 1.0}, {"a.b": 2.0})
+
+
+@pytest.mark.parametrize("name", [".day", "[0]", "a.b", "a[0]", "day.x", "`day`"])
+def test_rows_are_divided_by_the_partition_column_whatever_its_name(name: str) -> None:
+    rows = pa.table({name: ["q", "p", "q"], "day": ["A", "A", "B"], "v": [1, 2, 3]})
+    found = [(values, part.to_pydict()) for values, part in partitions(rows, [name])]
+    assert found == [
+        ({name: "p"}, {name: ["p"], "day": ["A"], "v": [2]}),
+        ({name: "q"}, {name: ["q", "q"], "day": ["A", "B"], "v": [1, 3]}),
+    ]
+    both = [values for values, _ in partitions(rows, ["day", name])]
+    assert both == [{"day": "A", name: "p"}, {"day": "A", name: "q"}, {"day": "B", name: "q"}]
