@@ -69,7 +69,7 @@ def described(file: Path, metadata: Any, columns: Sequence[Column], partition: M
     with_nan = _with_nan(file, metadata)
     for number in range(metadata.num_columns):
         name = metadata.schema.column(number).path
-        if name not in names or metadata.schema.column(number).max_repetition_level:
+        if name not in names or not _is_at_the_top(metadata.schema.column(number)):
             continue
         chunks = [metadata.row_group(group).column(number).statistics for group in range(metadata.num_row_groups)]
         if any(chunk is None or chunk.null_count is None for chunk in chunks):
@@ -91,15 +91,19 @@ def _with_nan(file: Path, metadata: Any) -> frozenset[str]:
     import pyarrow.parquet as pq
 
     columns = [metadata.schema.column(number) for number in range(metadata.num_columns)]
-    floating = [each.path for each in columns if each.physical_type in ("FLOAT", "DOUBLE") and not each.max_repetition_level]
+    floating = [each.path for each in columns if each.physical_type in ("FLOAT", "DOUBLE") and _is_at_the_top(each)]
     if not floating or (metadata.created_by or "").startswith("parquet-mr"):
         return frozenset()
     with pq.ParquetFile(file) as parquet:
-        top = [name for name in floating if name in parquet.schema_arrow.names]
         found: set[str] = set()
-        for batch in parquet.iter_batches(columns=top):
-            found.update(name for name in top if pc.any(pc.is_nan(batch.column(name))).as_py())
+        for batch in parquet.iter_batches(columns=floating):
+            found.update(name for name in floating if pc.any(pc.is_nan(batch.column(name))).as_py())
     return frozenset(found)
+
+
+def _is_at_the_top(column: Any) -> bool:
+    """Whether a column of a Parquet file is one of the table's: the field `b` of a struct `a` has the path of a column `a.b`."""
+    return bool(column.name == column.path) and not column.max_repetition_level
 
 
 def _bounds(chunks: Sequence[Any]) -> tuple[Any, Any] | None:
