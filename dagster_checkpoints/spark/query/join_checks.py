@@ -216,7 +216,7 @@ def check_time_keys(call: StageCall, frame: DataFrame, *, divisible: bool) -> No
             "the first is event time: Spark drops rows from the join when event time has passed it, while rows with an equal "
             "second one may still come, and would find no match. Bound the event times of both sides by a range in place of this "
             "equality, beside an equality of another key, such as k = other_k AND right_ts >= left_ts AND right_ts < left_ts + "
-            "INTERVAL 1 HOUR; or join on equal windows, F.window(ts, ...), of the event time of each side.",
+            "INTERVAL 1 HOUR; or select F.window(ts, ...) in place of the event time of each side, and join on equal windows.",
         )
 
 
