@@ -6,6 +6,7 @@ Runs on Dagster's thread, where Dagster may interrupt it at any time. It must no
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -24,6 +25,8 @@ from dagster_checkpoints.spark.job.events import JobEvent
 
 CANCEL_SECONDS = 30.0
 _POLL_SECONDS = 1.0
+_FORGET_SECONDS = 600.0
+"""Seconds between two times at which the events that Dagster has written are dropped from memory."""
 
 
 class IncompleteRunError(DagsterCheckpointsError):
@@ -70,6 +73,7 @@ class JobRun:
             dagster.Failure: The job could not start, has failed, or has ended without a stage that was selected.
         """
         check_at = time.monotonic() if drain_when else None
+        forget_at = time.monotonic() + _FORGET_SECONDS
         while True:
             item = self._thread.next(_POLL_SECONDS)
             match item:
@@ -92,6 +96,9 @@ class JobRun:
             if self._reporter.may_be_due:
                 with interrupts_delayed():
                     self._reporter.report_due()
+            if time.monotonic() >= forget_at:
+                forget_at = time.monotonic() + _FORGET_SECONDS
+                self._forget_written_events()
             if check_at is not None and time.monotonic() >= check_at:
                 assert drain_when is not None
                 check_at = time.monotonic() + _POLL_SECONDS
@@ -100,6 +107,10 @@ class JobRun:
                     self._context.log.info(f"Draining pipeline {self._pipeline.name!r}: every source ends now.")
                     self._thread.job.drain()
                     check_at = None
+
+    def _forget_written_events(self) -> None:
+        """Drop the logged events, which Dagster has written and holds until the op yields: a run without an end never yields."""
+        deque(self._context.op_execution_context.consume_events(), maxlen=0)
 
     def _check_end(self, ended: JobEnded) -> None:
         result, error = ended.result, ended.error

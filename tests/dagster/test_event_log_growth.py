@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
 import pytest
 
 from dagster_checkpoints import CheckpointCoordinatorResource, ParquetSink, Pipeline, pipeline_assets, stage, unbounded_source
+from dagster_checkpoints.coordination import JobStatus
+from dagster_checkpoints.plugin import job_run
 from dagster_checkpoints.plugin.commit_schedule import CommitSchedule
+from dagster_checkpoints.plugin.job_run import JobRun
+from dagster_checkpoints.plugin.job_thread import JobEnded
 from dagster_checkpoints.plugin.observation_schedule import ObservationSchedule
 from dagster_checkpoints.plugin.run_events import RunReporter
 from dagster_checkpoints.plugin.stage_assets import StageAssets
@@ -19,6 +24,7 @@ from dagster_checkpoints.sinks import SinkCommit
 from dagster_checkpoints.spark.job.events import (
     CheckpointDone,
     JobEvent,
+    JobResult,
     JobStarted,
     PipelineAcquired,
     SinkCommitted,
@@ -167,3 +173,30 @@ def test_the_events_are_as_large_in_sqlite_as_the_page_says(tmp_path: Path, five
     for setting in SETTINGS:
         observed, materialized, shown = (int(cell.split()[0].replace(",", "")) for cell in row_of(setting)[2:5])
         assert shown == pytest.approx((observed * bytes_observed + materialized * bytes_materialized) / 1e6, rel=0.2)
+
+
+def test_a_run_does_not_keep_the_events_that_it_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster holds each logged event in memory until the op yields, which a pipeline without an end never does."""
+    monkeypatch.setattr(job_run, "_FORGET_SECONDS", 0.0)
+    held: list[bool] = []
+
+    @dg.asset
+    def live(context):  # type: ignore[no-untyped-def]
+        def report(event: Any) -> tuple[()]:
+            held.append(context.op_execution_context.has_events())
+            context.log_event(dg.AssetObservation("live", metadata={"number": event}))
+            return ()
+
+        result = JobResult(JobStatus.FINISHED, None, 1, None, None, (), {}, "end_of_data", None)
+        items: Iterator[Any] = iter([0, 1, 2, JobEnded(result, None)])
+        thread: Any = SimpleNamespace(next=lambda timeout: next(items))
+        reporter: Any = SimpleNamespace(
+            report=report, may_be_due=False, ended=lambda: None, missing=lambda: [], last_checkpoint=None
+        )
+        pipeline: Any = SimpleNamespace(name="live")
+        assert list(JobRun(pipeline, context, thread, reporter, suspend_seconds=None).follow(None, None)) == []
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert dg.materialize([live], instance=instance).success
+        assert len(instance.fetch_observations(dg.AssetKey("live"), limit=10).records) == 3
+    assert held == [False, False, False]
