@@ -419,7 +419,7 @@ def test_a_failed_savepoint_leaves_no_partition(take: Take, instance: dg.Dagster
 def test_a_savepoint_has_a_partition_although_another_run_has_deleted_it(
     running: Any, take: Take, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run of a later tick deletes it, or the failed run of which this one is the retry (`run_retries`)."""
+    """The failed run of which this one is the retry (`run_retries`), for example."""
     taking = asset._take
 
     def deleted_meanwhile(*given: Any) -> Any:
@@ -433,6 +433,17 @@ def test_a_savepoint_has_a_partition_although_another_run_has_deleted_it(
     for number in (1, 2):
         assert take(periodic(number), **scheduled(number)).success
     assert len(running.storage.list_savepoints()) == 2  # without its partition the first one would be stored for ever
+
+
+@pytest.mark.parametrize(("status", "kept"), [(dg.DagsterRunStatus.STARTED, True), (dg.DagsterRunStatus.FAILURE, False)])
+def test_the_partition_of_an_earlier_tick_stays_while_its_run_may_take_the_savepoint(
+    running: Any, take: Take, instance: dg.DagsterInstance, status: dg.DagsterRunStatus, kept: bool
+) -> None:
+    """Or its savepoint would be in no partition, and would never be deleted."""
+    instance.add_dynamic_partitions(PARTITIONS, [periodic(1)])
+    instance.add_run(dg.DagsterRun("hourly_job", status=status, tags={"dagster/partition": periodic(1)}))
+    assert take(periodic(2), **scheduled(2)).success
+    assert instance.has_dynamic_partition(PARTITIONS, periodic(1)) is kept
 
 
 def test_deletion_that_fails_does_not_fail_the_savepoint(

@@ -89,7 +89,8 @@ def delete_expired(
         if not retention.is_scheduled(partition) or partition == newest.partition:
             continue
         recorded = asset.find(instance, partition)
-        if recorded is None and partition < newest.partition:  # the run of an earlier tick took no savepoint
+        if recorded is None and partition < newest.partition and not _has_unfinished_run(instance, partition):
+            # The run of an earlier tick took no savepoint.
             instance.delete_dynamic_partition(asset.partitions, partition)
         elif recorded is not None and _value(recorded, MADE_BY) == retention.made_by:
             scheduled.append(
@@ -113,6 +114,11 @@ def delete_expired(
     if deleted:
         context.log.info(f"Deleted expired savepoints: {', '.join(deleted)}.")
     return deleted
+
+
+def _has_unfinished_run(instance: dg.DagsterInstance, partition: str) -> bool:
+    """Whether a run may still take a partition's savepoint: it waits in the queue, or is slower than that of a later tick."""
+    return any(not run.is_finished for run in instance.get_runs(dg.RunsFilter(tags={"dagster/partition": partition})))
 
 
 def _needed_locations(storage: CheckpointStorage) -> set[str]:
