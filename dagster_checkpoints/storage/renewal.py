@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from dagster_checkpoints.errors import StorageError
 from dagster_checkpoints.storage.ownership import Ownership
 
 
@@ -18,11 +17,11 @@ class LeaseRenewer:
 
     Args:
         ownership: the ownership whose lease is renewed.
-        on_lost: called once, on the renewer's thread, with the error that ended the renewals (OwnershipLost, or
-            an unreadable state).
+        on_lost: called once, on the renewer's thread, with the error that ended the renewals (OwnershipLost, an
+            unreadable state, or any other error).
     """
 
-    def __init__(self, ownership: Ownership, on_lost: Callable[[StorageError], None]) -> None:
+    def __init__(self, ownership: Ownership, on_lost: Callable[[Exception], None]) -> None:
         self._ownership = ownership
         self._on_lost = on_lost
         self._stopping = threading.Event()
@@ -50,7 +49,7 @@ class LeaseRenewer:
             try:
                 renewed = self._ownership.renew()
                 pause = self._ownership.lease_seconds / (3 if renewed else 10)
-            except StorageError as error:
+            except Exception as error:  # a thread that ended without a word would let the lease run out
                 if not self._stopping.is_set():
                     self._on_lost(error)
                 return

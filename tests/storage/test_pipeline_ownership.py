@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -357,6 +358,20 @@ def test_the_renewer_renews_until_the_loss_and_reports_it_once(
         store.put(STATE, data.replace(b'"epoch": 1', b'"epoch": 2'))
         assert reported.wait(20)
     assert len(losses) == 1 and isinstance(losses[0], OwnershipLost)
+
+
+def test_an_error_that_is_none_of_storage_is_told_as_well(
+    storage: CheckpointStorage, alice: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = storage.acquire(alice, 0.1)
+    told: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+
+    def renew() -> bool:
+        raise ValueError("of a library")
+
+    monkeypatch.setattr(owner, "renew", renew)
+    with LeaseRenewer(owner, told.put):
+        assert isinstance(told.get(timeout=30), ValueError)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"version": 1}', b"[]", b"\xff\xfe", b'{"version": "1"}'])

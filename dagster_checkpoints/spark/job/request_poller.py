@@ -119,7 +119,8 @@ class RequestPoller:
                 self.write_again()
                 self.poll()
                 failing = False
-            except DagsterCheckpointsError as error:
+            except Exception as error:  # no error may end this thread: the run would answer no request any more
                 if not failing:
-                    self._log.warning("Control requests cannot be read now: %s", error)
+                    text = str(error) if isinstance(error, DagsterCheckpointsError) else f"{type(error).__name__}: {error}"
+                    self._log.warning("Control requests cannot be read now: %s", text)
                 failing = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import re
 from datetime import UTC, datetime
 from pathlib import Path
@@ -93,3 +94,33 @@ def test_an_answer_that_storage_does_not_take_is_written_later(errors: list[Stor
         assert box.written == written
     poller.write_again()
     assert len(box.written) == len(written), "each once"
+
+
+class Strange(RequestBox):
+    """Storage whose first listing fails in a way that no one has foreseen."""
+
+    failed = False
+
+    def open_requests(self, epoch: int) -> list[ControlRequest]:
+        if not self.failed:
+            self.failed = True
+            raise ValueError("of a library")
+        return list(super().open_requests(epoch))
+
+
+def test_no_error_ends_the_thread(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    taken: queue.SimpleQueue[QueuedRequest] = queue.SimpleQueue()
+    with CheckpointStorage(open_store(str(tmp_path)), "flights") as storage:
+        owner = storage.acquire(this_process("run"), 30.0)
+        box = Strange(storage.store, storage.layout)
+        now = datetime.now(UTC)
+        box.ask(
+            ControlRequest(request_id="a", kind="stop", epoch=owner.epoch, deadline_seconds=60.0, asked_by="a test", asked_at=now)
+        )
+        savepoints = SavepointsInProgress(storage)
+        poller = RequestPoller(box, owner.epoch, savepoints, taken.put, box.answer, 0.01, logging.getLogger("test"))
+        poller.start()
+        assert taken.get(timeout=30).request.request_id == "a"
+        poller.stop(30)
+        owner.release()
+    assert "Control requests cannot be read now: ValueError: of a library" in caplog.text
