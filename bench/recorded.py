@@ -23,6 +23,7 @@ FILE = ROOT / "bench" / "measured.json"
 PAGE = ROOT / "docs" / "numbers.md"
 HEADING = "## Measured\n"
 """Of the section that is made from the file; it reaches to the next heading of this level."""
+_INTRODUCTION = "`python -m bench --record` has measured this and written it here. A goal that is missed is shown.\n"
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def record(run: Run) -> None:
 
 def section(runs: Sequence[Run]) -> str:
     """The page's section below its heading, in Markdown."""
-    return "\n".join(map(_run, runs))
+    return "\n".join((_INTRODUCTION, *map(_run, runs)))
 
 
 def _run(run: Run) -> str:
