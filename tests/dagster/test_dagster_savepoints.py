@@ -446,6 +446,18 @@ def test_the_partition_of_an_earlier_tick_stays_while_its_run_may_take_the_savep
     assert instance.has_dynamic_partition(PARTITIONS, periodic(1)) is kept
 
 
+def test_a_savepoint_whose_run_was_deleted_in_dagster_is_told_once(
+    running: Any, take: Take, instance: dg.DagsterInstance
+) -> None:
+    first = take(periodic(1), **scheduled(1))
+    location = recorded(instance, periodic(1))["location"]
+    instance.delete_run(first.run_id)
+    for number, told in ((2, 1), (3, 0)):
+        messages = [entry.user_message for entry in instance.all_logs(take(periodic(number), **scheduled(number)).run_id)]
+        assert sum(f"{location} has no record in Dagster any more" in message for message in messages) == told
+    assert location in {stored.location for stored in running.storage.list_savepoints()}
+
+
 def test_deletion_that_fails_does_not_fail_the_savepoint(
     monkeypatch: pytest.MonkeyPatch, running: Any, take: Take, instance: dg.DagsterInstance
 ) -> None:

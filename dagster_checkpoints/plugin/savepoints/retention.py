@@ -84,20 +84,27 @@ def delete_expired(
         The keys of the deleted partitions.
     """
     instance = context.instance
-    scheduled = [newest]
+    scheduled, without_record = [newest], set()
     for partition in instance.get_dynamic_partitions(asset.partitions):
         if not retention.is_scheduled(partition) or partition == newest.partition:
             continue
         recorded = asset.find(instance, partition)
         if recorded is None and partition < newest.partition and not _has_unfinished_run(instance, partition):
-            # The run of an earlier tick took no savepoint.
+            # The run of an earlier tick took no savepoint, or was deleted in Dagster since.
             instance.delete_dynamic_partition(asset.partitions, partition)
+            without_record.add(partition)
         elif recorded is not None and _value(recorded, MADE_BY) == retention.made_by:
             scheduled.append(
                 RecordedSavepoint(partition, str(_value(recorded, LOCATION)), float(_value(recorded, TRIGGERED) or 0))
             )
     deleted = []
     try:
+        for stored in storage.list_savepoints() if without_record else ():
+            if stored.name in without_record:
+                context.log.warning(
+                    f"Savepoint {stored.url} has no record in Dagster any more: the run that took it was cancelled, or deleted. "
+                    "The schedule does not delete it; if you do not need it, dagster-checkpoints dispose does."
+                )
         needed = _needed_locations(storage)
         for savepoint in expired(scheduled, retention):
             if savepoint.location in needed:
