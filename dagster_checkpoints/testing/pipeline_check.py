@@ -24,7 +24,7 @@ from dagster_checkpoints.state import RestoreError
 from dagster_checkpoints.testing.check_errors import HistoryFailure, HistoryMismatchError, StageFindingError
 from dagster_checkpoints.testing.histories import Feed, History, Run, in_order, on_time, random_history, shrink, simpler
 from dagster_checkpoints.testing.replaced_pipeline import ReplacedPipeline, RunEnd, kept_stages, session_for_tests
-from dagster_checkpoints.testing.row_differences import differences
+from dagster_checkpoints.testing.row_differences import column_names, differences, in_column_order
 from dagster_checkpoints.testing.source_rows import InvalidTestRowsError, SourceRows, instance_name, rows_by_instance
 from dagster_checkpoints.testing.stage_results import NoBatchError, batch_results, findings, local_time
 
@@ -80,7 +80,7 @@ def check_pipeline(
         pipeline: The pipeline.
         inputs: The rows of each source, or of one of its instances; steps do not matter.
         expected: Gives the expected rows of stages for the rows of the sources, where a batch is not what is wanted; it is also
-            called with fewer rows. Rows are tuples or dictionaries.
+            called with fewer rows. Rows are dictionaries, or tuples in the order of the stage's columns.
         stages: The stages whose rows are compared; default: those with a sink.
         histories: The number of histories in which the pipeline runs as a job; each takes two to ten seconds.
         seed: The seed of all that is random.
@@ -249,7 +249,7 @@ class _Check:
             return HistoryFailure(error=error)
         expected = self._expect(history)
         for stage in self._kept:
-            missing, unexpected = differences(self._compared(stage, expected.get(stage, ())), self._compared(stage, found[stage]))
+            missing, unexpected = differences(*self._compared(stage, expected.get(stage, ()), found[stage]))
             if missing or unexpected:
                 return HistoryFailure(stage, missing, unexpected)
         return None
@@ -353,9 +353,10 @@ class _Check:
     def _replaced(self, folder: Path) -> ReplacedPipeline:
         return ReplacedPipeline(self._pipeline, self._schemas, self._kept, folder, self._spark)
 
-    def _compared(self, stage: str, rows: Sequence[Any]) -> list[Any]:
+    def _compared(self, stage: str, expected: Sequence[Any], found: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        order = column_names(found[0]) if found else None
         ignored = set(self._ignored.get(stage, ()))
-        return [_without(row, ignored) for row in rows]
+        return in_column_order(stage, expected, order, ignored), in_column_order(stage, found, order, ignored)
 
     def _without_batch(self, error: Exception) -> None:
         if not _no_batch(error):
@@ -388,16 +389,6 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
     for other in frames[1:]:
         found = found.union(other)
     return found
-
-
-def _without(row: Any, ignored: Collection[str]) -> Any:
-    """A row as a tuple of its values, or as it is; without ignored columns."""
-    if isinstance(row, Mapping):
-        return tuple(value for name, value in row.items() if name not in ignored)
-    names = getattr(row, "__fields__", ())
-    if not ignored or not names:
-        return row
-    return tuple(value for name, value in zip(names, row, strict=True) if name not in ignored)
 
 
 def _no_batch(error: BaseException) -> bool:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import Row
 
-from dagster_checkpoints.testing.row_differences import differences
+from dagster_checkpoints.testing.row_differences import differences, in_column_order
+from dagster_checkpoints.testing.source_rows import InvalidTestRowsError
 
 VALUES = [
     None,
@@ -80,3 +82,17 @@ def test_floating_point_numbers_are_equal_within_rounding(one: float, other: flo
 
 def test_rows_with_the_same_texts_and_several_numbers_are_paired() -> None:
     assert differences([("x", 1.0), ("x", 2.0), ("x", 2.0)], [("x", 2.0), ("x", 3.0), ("x", 1.0)]) == ([("x", 2.0)], [("x", 3.0)])
+
+
+def test_values_with_names_are_compared_by_name() -> None:
+    expected = in_column_order("s", [{"b": 1, "a": 2}, Row(b=1, a=2)], ["a", "b"], ())
+    assert differences(expected, [Row(a=1, b=2)] * 2) != ([], [])
+    assert differences(expected, [Row(a=2, b=1)] * 2) == ([], [])
+    assert in_column_order("s", [{"b": 1, "a": 2, "c": 3}, Row(a=2, c=0, b=1)], ["a", "c", "b"], ["c"]) == [(2, 1)] * 2
+    assert in_column_order("s", [(2, 1), Row(x=2, y=1)], ["a", "b"], ()) == [(2, 1)] * 2
+    assert in_column_order("s", [{"b": 1, "a": 2}], None, ["a"]) == [(1,)]
+
+
+def test_a_dictionary_with_other_columns_is_refused_by_name() -> None:
+    with pytest.raises(InvalidTestRowsError, match=r"Stage 's': expected rows with the columns a, b, .* found .* with a, c"):
+        in_column_order("s", [{"a": 1, "c": 2}], ["a", "b"], ())
