@@ -5,6 +5,7 @@ Lake tables store times in microseconds, and so does FileSink. Must not know a t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,17 @@ def spark_schema(metadata: Any) -> str | None:
     """The schema that Spark recorded in the file's footer, as JSON; None if Spark has not written the file."""
     text = (metadata.metadata or {}).get(_SPARK_SCHEMA)
     return None if text is None else text.decode()
+
+
+def intervals_in(schema: Any) -> dict[str, str]:
+    """The columns that are intervals in Spark, with their types; in the file they are numbers.
+
+    Args:
+        schema: the file's ``pyarrow.Schema``, with the file's metadata.
+    """
+    text = (schema.metadata or {}).get(_SPARK_SCHEMA)
+    fields = [] if text is None else json.loads(text)["fields"]
+    return {f["name"]: f["type"] for f in fields if isinstance(f["type"], str) and f["type"].startswith("interval")}
 
 
 def arrow_schema(metadata: Any) -> Any:

@@ -193,3 +193,12 @@ def test_the_page_of_the_documentation() -> None:
         }
     )
     assert formatted(row).column("value").to_pylist() == [example.encode()]
+
+
+@pytest.mark.parametrize("settings", [{}, {"key": "i"}, {"value": "i"}, {"headers": ("i",)}])
+def test_an_interval_is_refused_although_it_is_a_number_in_the_file(settings: dict[str, Any]) -> None:
+    fields = [{"name": "i", "type": "interval day to second"}, {"name": "n", "type": "long"}]
+    recorded = {"org.apache.spark.sql.parquet.row.metadata": json.dumps({"type": "struct", "fields": fields})}
+    rows = pa.table({"i": pa.array([1], pa.int64()), "n": [1]}).replace_schema_metadata(recorded)
+    with pytest.raises(SinkColumnsMismatch, match=r"column 'i' .* found interval day to second"):
+        formatted(rows, **settings)

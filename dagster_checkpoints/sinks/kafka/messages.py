@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_checkpoints.sinks.exact_values import check_values
+from dagster_checkpoints.sinks.parquet_files import intervals_in
 from dagster_checkpoints.sinks.text import json_objects, plain_texts
 from dagster_checkpoints.systems.errors import SinkColumnsMismatch, SinkRowsRefused
 
@@ -58,13 +59,13 @@ class MessageFormat:
                     f"{self.sink}: expected the column {name!r} that KafkaSink({setting}=...) names, found the columns "
                     f"{', '.join(schema.names)}"
                 )
-            self._check_type(schema.field(name), setting)
+            self._check_type(schema, name, setting)
         if self.value is not None:
             return
         if not self._json_columns(schema):
             raise SinkColumnsMismatch(f"{self.sink}: expected a column for the value, found that every column is a header")
         for name in self._json_columns(schema):
-            self._check_type(schema.field(name), "value")
+            self._check_type(schema, name, "value")
 
     def encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The messages of rows: columns ``key`` and ``value`` (bytes), and one for each header.
@@ -108,8 +109,9 @@ class MessageFormat:
     def _json_columns(self, schema: pa.Schema) -> list[str]:
         return [name for name in schema.names if name not in self.headers]
 
-    def _check_type(self, field: pa.Field, setting: str) -> None:
-        kinds = pa.types
+    def _check_type(self, schema: pa.Schema, name: str, setting: str) -> None:
+        kinds, field = pa.types, schema.field(name)
+        interval = intervals_in(schema).get(name)
         simple = (
             kinds.is_boolean,
             kinds.is_integer,
@@ -122,11 +124,11 @@ class MessageFormat:
             kinds.is_date,
             kinds.is_timestamp,
         )
-        if not any(fits(field.type) for fits in simple):
+        if interval is not None or not any(fits(field.type) for fits in simple):
             raise SinkColumnsMismatch(
                 f"{self.sink}: expected column {field.name!r} to be a number, a text, a time, true or false, or bytes, found "
-                f"{field.type}. Make it text in the stage: F.to_json({field.name!r}); or make the whole message yourself, and "
-                f"name its column in KafkaSink(value=...)"
+                f"{interval or field.type}. Make it text in the stage, F.to_json({field.name!r}) or a cast to STRING; or make "
+                "the whole message yourself, and name its column in KafkaSink(value=...)"
             )
 
     def _bytes(self, batch: pa.RecordBatch, name: str) -> pa.Array:
