@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from py4j.protocol import Py4JError
-
 from dagster_checkpoints.errors import DagsterCheckpointsError
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ def session_end(spark: SparkSession) -> SparkEndedError | None:
     try:
         if not context._jsc.sc().isStopped():
             return None
-    except (Py4JError, OSError):
+    except Exception:  # of py4j, or of its connection
         return _ended(
             f"Spark's Java process {_exit_of(context)}",
             "Linux ends it by signal 9 when the machine or the container has no memory left: give it more, or lower "
