@@ -74,7 +74,7 @@ def added(runs: Sequence[Run], run: Run) -> list[Run]:
 
 
 def record(run: Run) -> None:
-    """Keep a run, and write the page's section anew."""
+    """Keep a run, and replace the page's section."""
     runs = added(read(), run)
     FILE.write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n", encoding="utf-8")
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(HEADING)

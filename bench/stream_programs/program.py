@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 COLUMNS = "k bigint, ts timestamp, v bigint"
 
+_FLOATING = "CASE WHEN k = 0 AND v % 2 = 0 THEN -0.0D WHEN k = 2 THEN double('NaN') ELSE CAST(k AS DOUBLE) END"
+"""`k` as a floating-point number: 0 is zero of either sign, 2 is NaN."""
+
 CONDITIONS: Mapping[str, str] = {
     "key": "k = rk",
     "times": "ts = rts",
@@ -38,8 +41,7 @@ CONDITIONS: Mapping[str, str] = {
         "AND rts BETWEEN ts - INTERVAL 5 MINUTES AND ts + INTERVAL 10 MINUTES"
     ),
     "key as floating point, and times": (
-        "CASE WHEN k = 0 AND v % 2 = 0 THEN -0.0D WHEN k = 2 THEN double('NaN') ELSE CAST(k AS DOUBLE) END "
-        "= CASE WHEN rk = 2 THEN double('NaN') ELSE CAST(rk AS DOUBLE) END AND ts = rts"
+        f"{_FLOATING} = CASE WHEN rk = 2 THEN double('NaN') ELSE CAST(rk AS DOUBLE) END AND ts = rts"
     ),
     "computed keys, and later": "k + 1 = rk * 2 AND rts > ts AND rts <= ts + INTERVAL 15 MINUTES",
     "key, and later without an end": "k = rk AND rts >= ts",
@@ -52,7 +54,7 @@ KEYS: Mapping[str, str] = {
     "text": "CAST(k AS STRING)",
     "structure": "named_struct('a', k, 'b', k % 2)",
     "decimal": "CAST(k AS DECIMAL(20, 2))",
-    "floating point": "CASE WHEN k = 0 AND v % 2 = 0 THEN -0.0D WHEN k = 2 THEN double('NaN') ELSE CAST(k AS DOUBLE) END",
+    "floating point": _FLOATING,
     "array": "array(k, k)",
     "binary": "CAST(CAST(k AS STRING) AS BINARY)",
     "date": "date_add(DATE '2026-01-01', CAST(k AS INT))",

@@ -112,9 +112,8 @@ class AttemptDriver:
                 raise ended from error  # whatever the error is, another attempt would have the same
             if isinstance(error, CorruptStateFile | MissingStateFile):
                 return on.DeployFailed(failure_of(error), unusable=True)
-            if isinstance(
-                error, StageError | StorageUnavailable | OSError
-            ):  # OSError: of the work directory, such as a full disk
+            # OSError: of the work directory, such as a full disk.
+            if isinstance(error, StageError | StorageUnavailable | OSError):
                 return on.DeployFailed(failure_of(error), may_pass=True)
             raise
         if action.vertices is not None and self.deployment is not None:
