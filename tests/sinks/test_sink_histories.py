@@ -116,6 +116,10 @@ class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="histories-"))
+        # Of its own: the sinks delete what killed processes have left there a minute ago, each file a step of the disk.
+        (self.folder / "temporary").mkdir()
+        self.patches = pytest.MonkeyPatch()
+        self.patches.setattr(tempfile, "tempdir", str(self.folder / "temporary"))
         self.table = self.folder / "table"
         self.configured = self.make_sink()
         self.disk = Disk(self.changes)
@@ -129,6 +133,7 @@ class Histories(RuleBasedStateMachine):
         self.start(None)
 
     def teardown(self) -> None:
+        self.patches.undo()
         shutil.rmtree(self.folder)
 
     # The job
