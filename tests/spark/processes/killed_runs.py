@@ -67,6 +67,12 @@ class Child:
             self.process.kill()
         self.process.wait(30)
 
+    def kill_java(self) -> None:
+        """SIGKILL to the JVM alone, as the kernel does when no memory is left."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        (java,) = [int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text().strip() == "java"]
+        os.kill(java, signal.SIGKILL)
+
     def end(self) -> dict[str, Any]:
         """Wait until the process has ended by itself. Returns its event of the result."""
         self.process.wait(DEADLINE)

@@ -177,6 +177,31 @@ def test_fused_sources_killed_before_and_after_the_backfill_has_finished_commit_
     lab.check(crash_runner.in_hours(feed.rows().withColumnRenamed("k", "name")), "hours")
 
 
+@pytest.mark.parametrize("regions", [False, True])
+def test_a_run_whose_java_process_is_killed_ends_and_tells_why(lab: Any, start: Callable[..., Child], regions: bool) -> None:
+    """The Python process lives on: it does not try again, and the next run continues."""
+    feed = Feed(lab)
+    feed.more()
+    child = start("short", regions=regions, restart_attempts=5)
+    done = child.wait_for("CheckpointDone")
+    feed.more()
+    child.kill_java()
+    ended = child.end()
+    assert ended["status"] == "FAILED", child.story()
+    assert ended["error"].startswith("SparkEndedError("), ended["error"]
+    assert "Spark's Java process was ended by signal 9" in ended["error"]
+    assert not child.events("JobRestarting")
+    assert child.process.returncode == 0
+
+    if regions:
+        return
+    feed.drain_when_consumed()
+    child = start("last")
+    assert child.wait_for("JobStarted")["restored_checkpoint"] >= done["checkpoint_id"]
+    assert child.end()["status"] == "FINISHED", child.story()
+    feed.check()
+
+
 def test_a_pipeline_killed_while_a_region_restarts_commits_every_row_once(lab: Any, start: Callable[..., Child]) -> None:
     feed = Feed(lab)
     feed.more()
