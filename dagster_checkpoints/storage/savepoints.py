@@ -297,6 +297,7 @@ class SavepointDirectory:
         """
         with self._lock:
             self._deleted = True
+            self._transfers.clear()  # no transfer begins any more, and there may be very many files
         drive(delete_savepoint(self.own), self._perform_deletion)
 
     def _perform_deletion(self, request: object) -> None:
@@ -338,7 +339,7 @@ class SavepointDirectory:
             uploaded = self._transfer(file)
         except BaseException as error:
             with self._lock:
-                del self._transfers[file.sha256]  # so that the transfer may be repeated
+                self._transfers.pop(file.sha256, None)  # so that the transfer may be repeated
             own_transfer.set_exception(error)
             raise
         own_transfer.set_result(None)

@@ -44,7 +44,7 @@ class SavepointsInProgress:
         self._lock = threading.Lock()
         self._destinations: dict[str, SavepointDestination] = {}
         self._directories: dict[int, SavepointDirectory] = {}
-        self._kept: set[int] = set()
+        """By id, those of savepoints that are not complete. One that has failed stays: it refuses late uploads."""
 
     def register(self, request_id: str, destination: SavepointDestination) -> None:
         """Record the destination of a requested savepoint; the savepoint's properties carry `request_id`.
@@ -79,18 +79,17 @@ class SavepointsInProgress:
             return self._directories[checkpoint_id]
 
     def keep(self, checkpoint_id: int) -> None:
-        """Never delete this savepoint: its metadata is written, or may be written."""
+        """Never delete this savepoint: its metadata is written, or may be written. Nothing is uploaded for it any more."""
         with self._lock:
-            self._kept.add(checkpoint_id)
+            self._directories.pop(checkpoint_id, None)  # it holds an entry for each of its files
 
     def discard(self, checkpoint_id: int) -> None:
-        """Delete the files of a failed savepoint. Does nothing for a checkpoint.
+        """Delete the files of a failed savepoint. Does nothing for a checkpoint, and for a savepoint that is kept.
 
         Raises:
             StorageError: The savepoint cannot be deleted now; a later owner of the pipeline deletes it.
         """
         with self._lock:
             directory = self._directories.get(checkpoint_id)
-            if directory is None or checkpoint_id in self._kept:
-                return
-        directory.delete()
+        if directory is not None:
+            directory.delete()
