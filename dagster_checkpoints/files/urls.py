@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from dagster_checkpoints.errors import InvalidStorageUrl
 
@@ -105,6 +105,29 @@ def validate_directory(url: str) -> str:
     if path is not None:
         return Path(os.path.abspath(path)).as_uri()
     raise invalid_url(url, "a relative path would mean another directory in each process. Give an absolute path, or a URL")
+
+
+def url_below(root: str, key: str) -> str:
+    """The URL of what a store holds under a key, as :func:`validate_directory` spells it.
+
+    Args:
+        root: the store's URL.
+        key: the key of an object or a directory in it.
+    """
+    return f"{root}/{quote(key, errors='surrogateescape') if root.startswith('file:') else key}"
+
+
+def key_below(root: str, url: str) -> str | None:
+    """The key of an object or a directory in a store; None if the store does not hold this URL.
+
+    Args:
+        root: the store's URL.
+        url: a URL as :func:`validate_directory` returns it.
+    """
+    if not url.startswith(f"{root}/"):
+        return None
+    key = url.removeprefix(f"{root}/")
+    return unquote(key, errors="surrogateescape") if root.startswith("file:") else key
 
 
 def split_directory(url: str) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from dagster_checkpoints.execution.storage_steps import StatePlace
 from dagster_checkpoints.execution.unlisted_checkpoints import describe_unlisted
 from dagster_checkpoints.files.opening import open_store
 from dagster_checkpoints.files.store import ObjectStore
+from dagster_checkpoints.files.urls import url_below
 from dagster_checkpoints.storage.acquisition import acquire, read_state, unlisted_files
 from dagster_checkpoints.storage.checkpoint_deletion import CheckpointDeletion
 from dagster_checkpoints.storage.checkpoint_metadata import MetadataFiles
@@ -78,7 +79,7 @@ class CheckpointStorage:
 
     def url_of(self, location: str) -> str:
         """A checkpoint's or savepoint's URL, for messages to users; :meth:`read_metadata` accepts it as well."""
-        return location if "://" in location else f"{self.url}/{location}"
+        return location if "://" in location else url_below(self.url, location)
 
     @property
     def shared_state(self) -> SharedStateRegistry:

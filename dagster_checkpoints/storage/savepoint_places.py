@@ -24,7 +24,7 @@ from dagster_checkpoints.execution.checkpoint_deletion import (
 )
 from dagster_checkpoints.execution.storage_steps import drive
 from dagster_checkpoints.files.store import ObjectStore
-from dagster_checkpoints.files.urls import split_directory, validate_directory
+from dagster_checkpoints.files.urls import key_below, split_directory, url_below, validate_directory
 from dagster_checkpoints.storage.layout import METADATA, SAVEPOINTS, Layout, validate_savepoint_name
 from dagster_checkpoints.storage.ownership import Ownership
 from dagster_checkpoints.storage.savepoints import SavepointDirectory
@@ -95,8 +95,7 @@ class SavepointPlaces:
         directory = location.removesuffix(f"/{METADATA}").rstrip("/")
         if "://" not in directory and not directory.startswith("/"):
             return directory
-        url = validate_directory(directory)
-        return url.removeprefix(f"{self._url}/") if url.startswith(f"{self._url}/") else None
+        return key_below(self._url, validate_directory(directory))
 
     def is_savepoint(self, location: str) -> bool:
         """Whether a location is a savepoint's, judged by its name alone."""
@@ -194,7 +193,7 @@ class SavepointPlaces:
 
     def _own(self, location: str, ownership: Ownership | None) -> SavepointDirectory:
         prefix = self._layout.at(location).rstrip("/")
-        return self._directory(self._store, prefix, f"{self._store.url}/{prefix}", location, ownership)
+        return self._directory(self._store, prefix, url_below(self._store.url, prefix), location, ownership)
 
     def _elsewhere(self, url: str, ownership: Ownership | None) -> SavepointDirectory:
         parent, name = split_directory(url)

@@ -306,6 +306,19 @@ def test_a_copied_savepoint_restores_under_any_name(owned: CheckpointStorage, so
     assert owned.open_savepoint("savepoints/savepoint-8-back").own
 
 
+@pytest.mark.parametrize("name", ["savepoint-8-my copy (2)", "März 50%20", "what?#1"])
+def test_a_copy_in_the_own_savepoints_may_have_any_name(owned: CheckpointStorage, tmp_path: Path, name: str) -> None:
+    owned.store.put(f"flights/savepoints/{name}/_metadata", b"metadata of 8")
+    found = owned.open_savepoint(f"savepoints/{name}")
+    names = [found.url, owned.url_of(found.location), f"{found.url}/_metadata"]
+    if "file:" in owned.url:
+        names += [str(tmp_path / "root" / "flights" / "savepoints" / name)]
+    for other in names:
+        again = owned.open_savepoint(other)
+        assert (again.location, again.own, again.url) == (f"savepoints/{name}", True, found.url)
+    assert [each.url for each in owned.list_savepoints()] == [found.url] * name.startswith("savepoint-")
+
+
 def test_the_own_savepoints_may_be_named_as_a_target(owned: CheckpointStorage, source: Path) -> None:
     directory = _complete(owned, source, target=f"{owned.url}/savepoints/")
     assert directory.own and directory.location.startswith("savepoints/savepoint-7-x-")
