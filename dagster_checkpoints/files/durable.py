@@ -1,15 +1,19 @@
-"""File operations of sinks and snapshots. All but `link_or_copy` are durable: the files survive a power cut."""
+"""File operations of sinks and snapshots. All but those that link are durable: the files survive a power cut."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 
-def link_or_copy(source: Path, target: Path) -> None:
+def link_or_copy(source: Path, target: Path) -> bool:
     """Create ``target`` with the bytes and the times of ``source``: as a hard link where possible, else as a copy.
+
+    Returns:
+        Whether it is a link.
 
     Raises:
         FileExistsError: There is a file ``target``; it is not touched.
@@ -17,10 +21,23 @@ def link_or_copy(source: Path, target: Path) -> None:
     """
     try:
         os.link(source, target)
+        return True
     except (FileExistsError, FileNotFoundError):
         raise
     except OSError:  # another file system, or one without hard links
         shutil.copy2(source, target)
+        return False
+
+
+def link_or_new_file(source: Path, target: Path) -> None:
+    """As :func:`link_or_copy`, but a copy has times of its own.
+
+    A deleted copy and a later one may have the same inode. With the time of files that were written at the same moment, the later
+    copy of another file of that size would be taken for the first one (`storage.state_sources.LocalSource.identity`).
+    """
+    if not link_or_copy(source, target):
+        now = time.time_ns()
+        os.utime(target, ns=(now, now))
 
 
 def place(source: Path, target: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_checkpoints.files.durable import link_or_copy, place
+from dagster_checkpoints.files.durable import link_or_copy, link_or_new_file, place
 
 
 @pytest.fixture(params=[None, errno.EXDEV, errno.EPERM])
@@ -27,10 +27,19 @@ def test_a_linked_or_copied_file_keeps_its_bytes_and_times(tmp_path: Path, linke
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_text("rows")
     os.utime(source, (1_000, 2_000))
-    link_or_copy(source, target)
+    assert link_or_copy(source, target) == linked
     assert target.read_text() == "rows"
     assert target.stat().st_mtime == 2_000
     assert target.samefile(source) == linked
+
+
+def test_a_new_file_has_times_of_its_own_unless_it_is_a_link(tmp_path: Path, linked: bool) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_text("rows")
+    os.utime(source, (1_000, 2_000))
+    link_or_new_file(source, target)
+    assert target.read_text() == "rows"
+    assert (target.stat().st_mtime == 2_000) == target.samefile(source) == linked
 
 
 def test_what_is_missing_is_an_error(tmp_path: Path, linked: bool) -> None:

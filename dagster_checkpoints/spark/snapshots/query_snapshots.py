@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from dagster_checkpoints.files.durable import link_or_copy
+from dagster_checkpoints.files.durable import link_or_new_file
 from dagster_checkpoints.spark.files.work_path import WorkPath, url
 from dagster_checkpoints.spark.snapshots.query_files import (
     IMMUTABLE,
@@ -122,10 +122,10 @@ def _immutable_folders(folder: Path) -> Iterator[Path]:
 def _link(source: Path, target: Path, *, may_vanish: bool = False) -> None:
     try:
         try:
-            link_or_copy(source, target)
+            link_or_new_file(source, target)
         except FileNotFoundError:
             target.parent.mkdir(parents=True, exist_ok=True)
-            link_or_copy(source, target)
+            link_or_new_file(source, target)
     except FileExistsError:
         return
     except FileNotFoundError:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.files.durable import link_or_copy
+from dagster_checkpoints.files.durable import link_or_new_file
 from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.pipeline import CheckEvaluation, Pipeline, Stage
 from dagster_checkpoints.sinks import SinkCommit, SinkContext, SinkError, TwoPhaseCommitSink
@@ -237,7 +237,7 @@ class TaskSink:
                         f"{self._sink}: expected transaction_files() to name files by letters, digits, '_', '-' and '.', found "
                         f"{name!r}: the name becomes a path in savepoints"
                     )
-                link_or_copy(file, target / name)
+                link_or_new_file(file, target / name)
             pinned[position] = {name: target / name for name in files}
         return pinned
 

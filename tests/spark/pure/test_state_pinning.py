@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +16,8 @@ from dagster_checkpoints.spark.errors import SnapshotError
 from dagster_checkpoints.spark.query.query_log import PlannedBatch, QueryLog
 from dagster_checkpoints.spark.snapshots import query_snapshots as snapshots
 from dagster_checkpoints.spark.snapshots.query_snapshots import pin, prune, relocate
+from dagster_checkpoints.storage import LocalSource
+from dagster_checkpoints.storage.state_files import HashCache, hash_file
 
 
 class Query:
@@ -165,6 +169,33 @@ def test_files_are_copied_where_they_cannot_be_linked(query: Query, tmp_path: Pa
     files = take(query, 4, tmp_path / "snapshot")
     assert {f"state/0/0/{n}.changelog" for n in range(1, 6)} < set(files)
     assert (tmp_path / "snapshot" / "state/0/0/1.changelog").read_text() == "changes 1"
+
+
+def test_a_copy_is_not_taken_for_a_deleted_one_that_had_its_inode(
+    query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of one size, written in one tick of the file system's clock; the kernel gives the inode of a deleted copy again."""
+
+    def no_links(source: Path, target: Path) -> None:
+        if not Path(target).parent.exists():
+            raise FileNotFoundError(target)
+        raise PermissionError("a file of another user's, with protected_hardlinks")
+
+    monkeypatch.setattr(snapshots.os, "link", no_links)
+    other = tmp_path / "other instance"
+    shutil.copytree(query.path, other)
+    for number in range(1, 6):
+        (other / f"state/0/0/{number}.changelog").write_text(f"another {number}")
+    cache = HashCache()
+    for number in range(20):
+        checkpoint, pinned = (query.path, other)[number % 2], tmp_path / f"snapshot-{number}"
+        for file in checkpoint.rglob("*.changelog"):
+            os.utime(file, ns=(10**18, 10**18))
+        pin(checkpoint, 4, pinned)
+        for file in checkpoint.rglob("*.changelog"):
+            copy = pinned / file.relative_to(checkpoint)
+            assert hash_file(cache, LocalSource(copy)).sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
+        shutil.rmtree(pinned)
 
 
 def test_later_batches_do_not_change_a_pinned_snapshot(query: Query, tmp_path: Path) -> None:
