@@ -37,6 +37,8 @@ def begun(
     """
     state = msgspec.structs.replace(state, origin=state.origin.then(origin))
     run_id = state.lease.owner.run_id if state.lease is not None else ""
+    chooses = named or not (resume or restored)  # the newest may be a savepoint of another job: then a new job goes on from it
+    begun_by = run_id if chooses else state.job.begun_by
     if resume:
         job = msgspec.structs.replace(
             state.job,
@@ -46,10 +48,10 @@ def begun(
             savepoint="",
             stop_asked_by="",
             run_id=run_id,
-            begun_by=run_id if named else state.job.begun_by,
+            begun_by=begun_by,
         )
     else:
-        job = Job(job_id=state.job.job_id + 1, status="RUNNING", started_at=at, run_id=run_id, begun_by=run_id)
+        job = Job(job_id=state.job.job_id + 1, status="RUNNING", started_at=at, run_id=run_id, begun_by=begun_by)
     if restored is None:
         return msgspec.structs.replace(state, job=job, newest=state.newest if resume else None)
     known = next((pointer for pointer in state.retained if pointer.location == restored.location), None)

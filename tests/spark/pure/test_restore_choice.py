@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dagster_checkpoints import ParquetSink, Pipeline, unbounded_source
+from dagster_checkpoints.execution.start_point import is_repeated_start
 from dagster_checkpoints.spark.errors import NothingToRestoreError
 from dagster_checkpoints.spark.job.restoring import StartPoint, choose_start
 from dagster_checkpoints.spark.session.spark_version import installed_version
@@ -182,6 +183,27 @@ def test_a_savepoint_of_an_earlier_job_begins_a_new_one(runs: Runs) -> None:
         start = runs.choose(storage, location)
         assert not start.resume and start.next_checkpoint_id == 6
         assert [c.checkpoint_id for c in start.passed_over] == [6]
+
+
+def test_a_retry_goes_on_although_another_run_has_continued_from_its_savepoint(runs: Runs, tmp_path: Path) -> None:
+    """The run that has named the savepoint dies before its first checkpoint; another one goes on, and completes some."""
+    with runs.job() as storage:
+        savepoint = runs.stops_savepoint(storage, 5, str(tmp_path / "archive"))
+    with runs.job() as storage:
+        runs.checkpoint(storage, 6)
+    for asked in (savepoint, "latest"):
+        with runs.run() as storage:
+            assert storage.ownership is not None
+            start = runs.choose(storage, asked)
+            assert start.pointer is not None and start.pointer.location == savepoint
+            storage.ownership.begin_job(resume=start.resume, restored=start.pointer, named=asked != "latest")
+    with runs.run() as storage:
+        assert storage.ownership is not None
+        assert is_repeated_start(savepoint, {"run-3"}, storage.ownership.previous)
+        storage.ownership.begin_job(resume=False)
+    with runs.run() as storage:
+        assert storage.ownership is not None
+        assert storage.ownership.previous.job.begun_by == "run-5", "a new start is a choice"
 
 
 def test_a_checkpoint_of_a_spark_whose_state_is_not_read_is_refused_or_passed_over(runs: Runs) -> None:
