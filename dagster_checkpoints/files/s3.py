@@ -28,11 +28,12 @@ from dagster_checkpoints.errors import (
     AlreadyExists,
     NotFound,
     Precondition,
+    StorageAccessDenied,
     StorageError,
     StorageUnavailable,
     WriteConflict,
 )
-from dagster_checkpoints.files.s3_errors import AttemptWatch, error_code, may_have_landed, may_not_copy, translate
+from dagster_checkpoints.files.s3_errors import DENIED, AttemptWatch, error_code, may_have_landed, may_not_copy, translate
 from dagster_checkpoints.files.store import (
     ObjectInfo,
     ObjectStore,
@@ -303,10 +304,15 @@ class S3Store:
                 answer = self._client.delete_objects(Bucket=self.bucket, Delete={"Objects": objects, "Quiet": True})
             if failed := answer.get("Errors"):
                 first = failed[0]
-                raise StorageUnavailable(
-                    f"{len(failed)} of {len(objects)} objects below {self.url} could not be deleted; the "
-                    f"first is {first.get('Key')}: {first.get('Code')}: {first.get('Message')}"
+                text = (
+                    f"cannot delete {len(failed)} of {len(objects)} objects below {self.url}; the first is {first.get('Key')}: "
+                    f"{first.get('Code')}: {first.get('Message')}"
                 )
+                if first.get("Code") in DENIED:
+                    raise StorageAccessDenied(
+                        f"{text}. Expected credentials that allow s3:DeleteObject on bucket {self.bucket!r}"
+                    )
+                raise StorageUnavailable(text)
 
     def _full(self, prefix: str) -> str:
         return f"{self.prefix}/{prefix}" if self.prefix else prefix

@@ -41,7 +41,7 @@ _NO_CREDENTIALS = (
     aws.TokenRetrievalError,
     aws.ProfileNotFound,
 )
-_DENIED = frozenset({"AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"})
+DENIED = frozenset({"AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"})
 _AMBIGUOUS_STATUS = frozenset({500, 502, 504})
 
 
@@ -90,7 +90,7 @@ def may_have_landed(error: BaseException) -> bool:
 def may_not_copy(error: Exception) -> bool:
     """Whether the server refuses to copy between the two stores, so that the bytes have to be sent instead."""
     status, code = error_code(error)
-    return code in _DENIED or code == "NotImplemented" or status in (401, 403, 405, 501)
+    return code in DENIED or code == "NotImplemented" or status in (401, 403, 405, 501)
 
 
 def translate(error: Exception, *, verb: str, where: str, bucket: str, endpoint: str, unknown: bool) -> StorageError:
@@ -123,7 +123,7 @@ def translate(error: Exception, *, verb: str, where: str, bucket: str, endpoint:
             f"cannot {verb} {at}: there is no bucket {bucket!r}. Create it (`aws s3 mb s3://{bucket}`, with "
             "--endpoint-url for a server other than AWS) or correct the URL"
         )
-    if code in _DENIED or status in (401, 403):
+    if code in DENIED or status in (401, 403):
         return StorageAccessDenied(
             f"cannot {verb} {at}: {error}. Expected credentials that allow s3:GetObject, s3:PutObject, "
             f"s3:DeleteObject and s3:ListBucket on bucket {bucket!r}"

@@ -86,10 +86,10 @@ class ObjectStore(Protocol):
         """
 
     def check(self) -> None:
-        """Check that the root can be read and written, also with conditional writes. Called when a run starts.
+        """Check that the root can be read and written, also with conditional writes, and deleted from. Called when a run starts.
 
         Raises:
-            StorageUnavailable: the root cannot be read or written; names the URL and the cause.
+            StorageUnavailable: the root cannot be read, written or deleted from; names the URL and the cause.
             ConditionalWritesUnsupported: the store ignores the conditions of writes.
         """
 
@@ -174,7 +174,7 @@ def probe(store: ObjectStore) -> None:
 
     Raises:
         ConditionalWritesUnsupported: the store accepted a second ``create``, or an update of a wrong version.
-        StorageUnavailable: the object could not be written.
+        StorageUnavailable: the object could not be written or deleted.
     """
     key = f".probe-{uuid4().hex}"
     try:
@@ -186,9 +186,11 @@ def probe(store: ObjectStore) -> None:
         with suppress(Precondition):
             store.put(key, b"d", UpdateVersion(etag))
             raise _unsupported(store, "replace only if unchanged (If-Match)")
-    finally:
+    except BaseException:
         with suppress(StorageError):
             store.delete([key])
+        raise
+    store.delete([key])  # without the right to delete, storage would grow with each checkpoint
 
 
 def _unsupported(store: ObjectStore, condition: str) -> ConditionalWritesUnsupported:

@@ -215,6 +215,29 @@ def test_a_server_that_ignores_conditions_is_found_out_at_start(s3: EmbeddedS3, 
     assert list(store.list()) == []
 
 
+def test_credentials_that_may_not_delete_are_found_out_at_start(s3: EmbeddedS3, s3_store: S3Store) -> None:
+    with s3.fault("answer", method="POST", status=403, code="AccessDenied"):
+        with pytest.raises(StorageAccessDenied, match=r"cannot delete .*s3:DeleteObject"):
+            s3_store.check()
+        with s3.fault("answer", method="PUT", status=403, code="AccessDenied"), pytest.raises(StorageAccessDenied, match="write"):
+            s3_store.check()
+
+
+class _Refusing(_Forgetful):
+    """A client of a server that answers for each object of a deletion, as AWS does."""
+
+    def delete_objects(self, Delete: Any, **_: Any) -> Any:
+        return {"Errors": [{**each, "Code": self._ignored, "Message": "No"} for each in Delete["Objects"]]}
+
+
+@pytest.mark.parametrize(("code", "error"), [("AccessDenied", StorageAccessDenied), ("InternalError", StorageUnavailable)])
+def test_what_could_not_be_deleted_is_named(s3: EmbeddedS3, code: str, error: type[Exception]) -> None:
+    store = S3Store(s3.bucket, "kept", client=_Refusing(s3.client(), code))
+    with pytest.raises(StorageUnavailable, match=f"cannot delete 1 of 1 objects below {store.url}.*{code}: No") as raised:
+        store.check()
+    assert type(raised.value) is error and ("s3:DeleteObject" in str(raised.value)) == (code == "AccessDenied")
+
+
 def test_the_server_forgets_what_is_deleted(s3: EmbeddedS3, s3_store: S3Store) -> None:
     from moto.s3.models import FakeKey
 
