@@ -81,7 +81,23 @@ class JobStart:
         self._report_start(start.restored)
         if start.restored is None:
             check_new_start(self._pipeline, ownership)
+        else:
+            self._warn_of_new_job(start, ownership.previous)
         return start
+
+    def _warn_of_new_job(self, start: StartPoint, previous: PipelineState) -> None:
+        """Warn of rows that stay in the tables of sinks, and may be written again."""
+        if start.resume or previous.job.status == "NONE" or self._options.restore_from == "latest":
+            return
+        if start.pointer is not None and any(stage.sink is not None for stage in self._pipeline.stages):
+            self._log.warning(
+                "restore_from: %r begins a new job: it is not a savepoint of job %d in %s/savepoints. No rows are taken back: "
+                "what earlier jobs have committed stays in the tables of the sinks, and what they have committed after this "
+                "savepoint is written again. Give the sinks separate tables, unless nothing was committed after it.",
+                self._options.restore_from,
+                previous.job.job_id,
+                self._storage.url,
+            )
 
     def choose_older(self, start: StartPoint, error: StorageError) -> StartPoint:
         """Choose an older checkpoint after a state file was found corrupt or missing, if the user allows it.

@@ -49,9 +49,9 @@ def correct_savepoint(
 ) -> str:
     """Write a corrected copy of a savepoint, from which a run can start (`restore_from`). The savepoint itself stays.
 
-    All files of the new savepoint are read again and compared with their checksums before this returns. For a restore the copy is
-    the same savepoint of the same job. Keyed state and sinks are not changed: a source that goes back reads rows again, which are
-    counted again and written again.
+    All files of the new savepoint are read again and compared with their checksums before this returns. A run that starts from it
+    begins a new job: rows that were committed after the savepoint are not taken back. Keyed state and sinks are not changed: a
+    source that goes back reads rows again, which are counted again and written again.
 
     Args:
         location: URL or path of the savepoint.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +13,11 @@ from typing import Any
 import pytest
 
 from dagster_checkpoints import ParquetSink, Pipeline, unbounded_source
+from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
 from dagster_checkpoints.execution.start_point import is_repeated_start
 from dagster_checkpoints.spark.errors import NothingToRestoreError
+from dagster_checkpoints.spark.job.job_options import JobOptions
+from dagster_checkpoints.spark.job.job_start import JobStart
 from dagster_checkpoints.spark.job.restoring import StartPoint, choose_start
 from dagster_checkpoints.spark.session.spark_version import installed_version
 from dagster_checkpoints.state import (
@@ -183,6 +188,24 @@ def test_a_savepoint_of_an_earlier_job_begins_a_new_one(runs: Runs) -> None:
         start = runs.choose(storage, location)
         assert not start.resume and start.next_checkpoint_id == 6
         assert [c.checkpoint_id for c in start.passed_over] == [6]
+
+
+def test_a_new_job_from_a_savepoint_warns_that_no_rows_are_taken_back(
+    runs: Runs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A copy of a savepoint, restored by its URL, is not known to be of this job: its later rows would be written twice."""
+    with runs.job() as storage:
+        own = runs.stops_savepoint(storage, 5)
+        runs.checkpoint(storage, 6)
+    copy = tmp_path / "copied" / "savepoint-5"
+    shutil.copytree(runs.root / "numbers" / own, copy)
+    for asked, warns in ((own, False), ("latest", False), (str(copy), True)):
+        with runs.run() as storage:
+            assert storage.ownership is not None
+            options = JobOptions(CheckpointConfig(None), NoRestart(), tmp_path, restore_from=asked)
+            starting = JobStart(runs.pipeline, storage, options, None, lambda event: None, logging.getLogger("run"))
+            assert starting.choose(storage.ownership).resume != warns
+            assert (f"restore_from: {asked!r} begins a new job" in caplog.text) == warns
 
 
 def test_a_retry_goes_on_although_another_run_has_continued_from_its_savepoint(runs: Runs, tmp_path: Path) -> None:
