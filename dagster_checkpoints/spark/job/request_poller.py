@@ -70,7 +70,9 @@ class RequestPoller:
 
     def poll(self) -> None:
         """Poll once."""
-        for request in self._box.open_requests(self._epoch):
+        found = self._box.open_requests(self._epoch)
+        self._seen.intersection_update(request.request_id for request in found)  # an id is free again when its files are deleted
+        for request in found:
             if request.request_id not in self._seen:
                 if self._destination_is_usable(request):
                     self._box.answer(Answer(request_id=request.request_id, status="accepted", answered_at=datetime.now(UTC)))

@@ -57,6 +57,37 @@ def test_a_target_that_cannot_be_opened_is_answered_and_the_next_request_is_take
         owner.release()
 
 
+def test_an_id_that_was_swept_can_be_used_again_in_the_same_run(tmp_path: Path) -> None:
+    """A run of several weeks, of which the same savepoint is asked for each week."""
+    taken: list[str] = []
+    with CheckpointStorage(open_store(str(tmp_path)), "flights") as storage:
+        owner = storage.acquire(this_process("run"), 30.0)
+        box = RequestBox(storage.store, storage.layout)
+        savepoints = SavepointsInProgress(storage)
+        poller = RequestPoller(
+            box, owner.epoch, savepoints, lambda q: taken.append(q.request.request_id), box.answer, 1.0, logging.getLogger("test")
+        )
+        for week in (1, 2):
+            now = datetime.now(UTC)
+            box.ask(
+                ControlRequest(
+                    request_id="weekly",
+                    kind="savepoint",
+                    epoch=owner.epoch,
+                    deadline_seconds=60.0,
+                    asked_by="a test",
+                    asked_at=now,
+                )
+            )
+            for _ in range(3):
+                poller.poll()
+            assert taken == ["weekly"] * week, "once each week"
+            box.answer(Answer(request_id="weekly", status="done", answered_at=now))
+            poller.poll()
+            assert box.sweep(0) == 1
+        owner.release()
+
+
 class Outage(RequestBox):
     """Storage that does not take the first answers."""
 
