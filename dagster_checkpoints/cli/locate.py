@@ -76,16 +76,20 @@ def _newest(storage: CheckpointStorage) -> StoredCheckpoint:
 
 
 def _listed(storage: CheckpointStorage, named: str) -> StoredCheckpoint:
-    """The one that has this number, or else this name: a number may be a savepoint's name as well."""
+    """The one that has this number, or else this name: a number may be a savepoint's name as well.
+
+    `chk-42` is no savepoint and `savepoint-42` no checkpoint of this number: each job counts from 1 again.
+    """
     number = named.removeprefix("chk-").removeprefix("savepoint-")
+    other = "savepoint" if named.startswith("chk-") else "checkpoint" if named.startswith("savepoint-") else ""
     retained = [(pointer.checkpoint_id, from_pointer(storage, pointer)) for pointer in storage.list_checkpoints()]
     savepoints = [
         (each.checkpoint_id, StoredCheckpoint(storage, "savepoint", each.location)) for each in storage.list_savepoints()
     ]
     everything = {found.location: found for _, found in (*retained, *savepoints)}
     matching = (
-        [found for checkpoint_id, found in retained if number == str(checkpoint_id)][:1]
-        or [found for checkpoint_id, found in savepoints if number == str(checkpoint_id)]
+        [found for checkpoint_id, found in retained if number == str(checkpoint_id) and found.kind != other][:1]
+        or [found for checkpoint_id, found in savepoints if number == str(checkpoint_id) and found.kind != other]
         or [found for location, found in everything.items() if named in _names(location)]
     )
     if len(matching) == 1:

@@ -338,6 +338,14 @@ def test_show_accepts_every_way_to_name_a_checkpoint(local: Any) -> None:
     assert checkpoint in local.json("show", "checkpoints/chk-7-1", code=6)["message"]
 
 
+def test_the_kind_in_a_name_decides_between_a_checkpoint_and_a_savepoint_of_one_number(local: Any) -> None:
+    local.run()
+    savepoint, checkpoint = local.savepoint(5), local.checkpoint(7)
+    assert local.json("dispose", "chk-5", "--yes", code=6)["error"] == "NothingThere"
+    assert local.json("show", "savepoint-7", code=6)["error"] == "NothingThere"
+    assert [local.json("show", name)["location"] for name in ("savepoint-5", "5", "chk-7")] == [savepoint, savepoint, checkpoint]
+
+
 def test_show_accepts_a_url_on_s3(on_s3: Any) -> None:
     on_s3.run()
     checkpoint, savepoint = on_s3.checkpoint(42), on_s3.savepoint(43)
