@@ -36,6 +36,10 @@ def dispose(options: StorageOptions, location: str, force: bool, yes: bool) -> N
     Refused for the savepoint that the pipeline's next run would be restored from, and for one that a run has claimed. Of a
     savepoint in another directory, --storage says where its pipeline is.
     """
+    if not location.strip():  # the variable of a script was not set: here it is not the newest one, as elsewhere
+        raise UsageProblem(
+            "expected the LOCATION of a savepoint, found an empty text; nothing was deleted. 'list' shows the savepoints"
+        )
     with opened_for(options, location) as storage:
         stored = locate(storage, location)
         if stored.kind != "savepoint":

@@ -169,6 +169,15 @@ def test_dispose_refuses_checkpoints_and_claimed_savepoints(local: Any) -> None:
     assert "a run has claimed" in local.cli("dispose", "43", "--yes", "--force", code=1).stderr
 
 
+@pytest.mark.parametrize("empty", ["", " "])
+def test_dispose_of_an_empty_location_deletes_nothing(local: Any, empty: str) -> None:
+    local.run()
+    location = local.savepoint(43, stops=True)
+    local.end("FINISHED", ended_by="drain")
+    assert "found an empty text" in local.json("dispose", empty, "--yes", code=2)["message"]
+    assert local.json("verify", location)["ok"]
+
+
 def test_dispose_deletes_a_savepoint_that_cannot_be_read(local: Any, tmp_path: Path) -> None:
     local.run()
     elsewhere = local.savepoint(43, target=str(tmp_path / "elsewhere"))
