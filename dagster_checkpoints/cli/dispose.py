@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import click
 
@@ -12,10 +12,11 @@ from dagster_checkpoints.cli.exits import UsageProblem
 from dagster_checkpoints.cli.locate import LOCATION_HELP, locate, opened_for
 from dagster_checkpoints.cli.output import bytes_in_words, count_of, moment_in_words, write, write_json
 from dagster_checkpoints.cli.status_view import next_start
-from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
+from dagster_checkpoints.cli.storage_options import StorageOptions, pipelines, storage_options
 from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.state import CheckpointMetadata, StateError
-from dagster_checkpoints.storage import CheckpointStorage, ObjectStore, StorageError, StorageUnavailable
+from dagster_checkpoints.storage import CheckpointStorage, StorageError, StorageUnavailable
 from dagster_checkpoints.storage.locating import StoredCheckpoint
 from dagster_checkpoints.storage.root import NoStorageError
 from dagster_checkpoints.storage.verification import file_sizes
@@ -33,8 +34,8 @@ class StillNeeded(DagsterCheckpointsError):
 def dispose(options: StorageOptions, location: str, force: bool, yes: bool) -> None:
     """Delete a savepoint for good. The pipeline itself deletes its checkpoints, as its retention says.
 
-    Refused for the savepoint that the pipeline's next run would be restored from, and for one that a run has claimed. Of a
-    savepoint in another directory, --storage says where its pipeline is.
+    Refused for the savepoint that the next run of a pipeline would be restored from, and for one that a run has claimed. Of a
+    savepoint in another directory, --storage says where the pipelines are.
     """
     if not location.strip():  # the variable of a script was not set: here it is not the newest one, as elsewhere
         raise UsageProblem(
@@ -48,16 +49,14 @@ def dispose(options: StorageOptions, location: str, force: bool, yes: bool) -> N
                 "retention says"
             )
         metadata = _read(stored)
-        _check_unneeded(storage, stored, force)
-        with _storage_of_pipeline(options, metadata) as other:
-            if other is not None and other.url != storage.url:
-                _check_unneeded(other, stored, force)
+        _check_unneeded(options, storage, stored, force)
         directory = storage.open_savepoint(stored.location)
         summary = _summary(stored, metadata)
         if not yes:
             if options.as_json or not is_terminal():
                 raise UsageProblem(f"{summary}: deleting it without confirmation needs --yes")
             click.confirm(f"{summary}. Delete it for good?", abort=True, err=True)
+            _check_unneeded(options, storage, stored, force)  # a run may have begun from it before the answer
         directory.delete()
         if options.as_json:
             write_json({"disposed": stored.location, "url": directory.url})
@@ -79,38 +78,43 @@ def _read(stored: StoredCheckpoint) -> CheckpointMetadata | DagsterCheckpointsEr
         return error
 
 
-@contextmanager
-def _storage_of_pipeline(
-    options: StorageOptions, metadata: CheckpointMetadata | DagsterCheckpointsError
-) -> Iterator[CheckpointStorage | None]:
-    """The storage of the pipeline that took a savepoint, which may be elsewhere; None if that is not known."""
-    pipeline = options.pipeline or (metadata.pipeline if isinstance(metadata, CheckpointMetadata) else "")
-    store: ObjectStore | None = None
+def _check_unneeded(options: StorageOptions, storage: CheckpointStorage, stored: StoredCheckpoint, force: bool) -> None:
+    """Refuse a savepoint that a pipeline needs: one of the storage that holds it, or of the storage that the options name.
+
+    A pipeline may start from another one's savepoint, and claim it.
+    """
+    stores = [storage.store] if storage.read_state() is not None else []
     with suppress(NoStorageError):
-        store = options.store()
-    if store is None or not pipeline:
-        yield None
-        return
-    with options.storage_of(store, pipeline) as storage:
-        yield storage
+        stores.append(options.store())
+    for store in {store.url: store for store in stores}.values():
+        for name in pipelines(store):
+            with options.storage_of(store, name) as other:
+                _check_unneeded_by(other, stored, force)
 
 
-def _check_unneeded(storage: CheckpointStorage, stored: StoredCheckpoint, force: bool) -> None:
+def _check_unneeded_by(storage: CheckpointStorage, stored: StoredCheckpoint, force: bool) -> None:
     state = storage.read_state()
     if state is None:
         return
-    if any(pointer.claimed and storage.url_of(pointer.location) == stored.url for pointer in state.retained):
+    place = _place(stored.url)
+    if any(pointer.claimed and _place(storage.url_of(pointer.location)) == place for pointer in state.retained):
         raise StillNeeded(
-            f"expected a savepoint that belongs to the user, found that a run has claimed {stored.url}: the pipeline deletes "
-            "it when it no longer needs it"
+            f"expected a savepoint that belongs to the user, found that a run of {storage.pipeline} has claimed {stored.url}: "
+            "the pipeline deletes it when it no longer needs it"
         )
     start = next_start(state)
-    if start is not None and storage.url_of(start) == stored.url and not force:
+    if start is not None and _place(storage.url_of(start)) == place and not force:
         raise StillNeeded(
             f"expected a savepoint that no run needs, found that the next run of {storage.pipeline} would be restored "
             f"from {stored.url}. Let that run complete its first checkpoint, or use --force: the next run then fails unless its "
             "restore_from names another checkpoint"
         )
+
+
+def _place(url: str) -> str:
+    """One spelling for each directory, also for one that symbolic links lead to."""
+    path = local_path(url)
+    return os.path.realpath(path) if path is not None else url
 
 
 def _summary(stored: StoredCheckpoint, metadata: CheckpointMetadata | DagsterCheckpointsError) -> str:

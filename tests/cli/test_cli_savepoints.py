@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage, Owner
+
 CODE = """
 from dagster_checkpoints import ParquetSink, Pipeline, StageInput, bounded_source, stage, unbounded_source
 
@@ -151,7 +153,7 @@ def test_dispose_refuses_a_savepoint_elsewhere_that_the_next_run_starts_from(
     [path] = (tmp_path / folder).iterdir()
     for named in ("43", location, str(path)):
         refused = local.json("dispose", named, "--yes", code=1)["message"]
-        assert ("a run has claimed" if claimed else "the next run of flights would be restored") in refused
+        assert ("a run of flights has claimed" if claimed else "the next run of flights would be restored") in refused
     assert local.json("verify", location)["ok"]
     if not claimed:
         local.cli("dispose", str(path), "--yes", "--force")
@@ -166,7 +168,54 @@ def test_dispose_refuses_checkpoints_and_claimed_savepoints(local: Any) -> None:
     pointer = local.storage.list_checkpoints()[0]
     [savepoint] = local.storage.list_savepoints()
     local.ownership.claim(msgspec.structs.replace(pointer, checkpoint_id=43, location=savepoint.location, kind="savepoint"))
-    assert "a run has claimed" in local.cli("dispose", "43", "--yes", "--force", code=1).stderr
+    assert "a run of flights has claimed" in local.cli("dispose", "43", "--yes", "--force", code=1).stderr
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+@pytest.mark.parametrize("by_url", [False, True])
+def test_dispose_refuses_a_savepoint_that_another_pipeline_has_begun_from(local: Any, claimed: bool, by_url: bool) -> None:
+    local.run()
+    location = local.savepoint(43)
+    local.end()
+    [savepoint] = local.storage.list_savepoints()
+    with CheckpointStorage(local.store, "renamed") as other:
+        run = other.acquire(Owner(run_id="r", host="h", pid=1), 30.0)
+        pointer = CheckpointPointer(
+            checkpoint_id=43, location=savepoint.url, kind="savepoint", epoch=1, job_id=1, completed_at=savepoint.modified
+        )
+        run.begin_job(resume=False, restored=pointer, named=True)
+        if claimed:
+            run.claim(pointer)
+    arguments = (savepoint.url, "--storage", "") if by_url else ("43", "--pipeline", "flights")
+    refused = local.json("dispose", *arguments, "--yes", code=1)["message"]
+    assert ("a run of renamed has claimed" if claimed else "the next run of renamed would be restored from") in refused
+    assert local.json("verify", location, "--pipeline", "flights")["ok"]
+
+
+def test_dispose_refuses_a_savepoint_under_any_path_to_it(local: Any, tmp_path: Path) -> None:
+    local.run()
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "kept").symlink_to(tmp_path / "disk")
+    location = local.savepoint(43, target=str(tmp_path / "kept"), stops=True)
+    local.end("FINISHED", ended_by="suspend")
+    [path] = (tmp_path / "disk").iterdir()
+    assert "the next run of flights would be restored" in local.json("dispose", str(path), "--yes", code=1)["message"]
+    assert local.json("verify", location)["ok"]
+
+
+def test_dispose_looks_again_after_the_question(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    local.run()
+    location = local.savepoint(43)
+    monkeypatch.setattr("dagster_checkpoints.cli.dispose.is_terminal", lambda: True)
+
+    def answered(*_: Any, **__: Any) -> bool:
+        [savepoint] = local.storage.list_savepoints()
+        local.ownership.complete(43, savepoint.location, kind="savepoint")  # the question was open while a stop came to its end
+        return True
+
+    monkeypatch.setattr("click.confirm", answered)
+    assert "would be restored from" in local.cli("dispose", location, code=1).stderr
+    assert local.json("verify", location)["ok"]
 
 
 @pytest.mark.parametrize("empty", ["", " "])
