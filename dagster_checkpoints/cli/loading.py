@@ -173,12 +173,14 @@ def load_code(module: str | None, file: str | None) -> LoadedCode:
         )
     loaded = _import(module, file)
     locations = _code_locations(vars(loaded))
-    pipelines = {name: value for name, value in vars(loaded).items() if isinstance(value, Pipeline)}
-    variable_ids = {id(pipeline) for pipeline in pipelines.values()}
-    for pipeline in _of_code_locations(locations):
-        if id(pipeline) not in variable_ids:
-            pipelines[pipeline.name] = pipeline
-    return LoadedCode(module or file or "", loaded, pipelines, locations)
+    variables = {name: value for name, value in vars(loaded).items() if isinstance(value, Pipeline)}
+    variable_ids = {id(pipeline) for pipeline in variables.values()}
+    others = {
+        f"{pipeline.name} of the definitions" if pipeline.name in variables else pipeline.name: pipeline
+        for pipeline in _of_code_locations(locations)
+        if id(pipeline) not in variable_ids
+    }
+    return LoadedCode(module or file or "", loaded, {**variables, **others}, locations)
 
 
 def _code_locations(values: Mapping[str, Any]) -> list[Definitions]:

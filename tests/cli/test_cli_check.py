@@ -144,6 +144,18 @@ def test_a_pipeline_of_a_variable_and_of_assets_is_one(tmp_path: Path) -> None:
     assert code.one_or_more(None, None) == [code.pipelines["mine"]]
 
 
+def test_a_pipeline_of_a_variable_is_not_lost_behind_another_one_that_has_its_name(tmp_path: Path) -> None:
+    lines = (
+        "defs = dg.Definitions(assets=[_assets()])",
+        "first = bounded_source(name='first', sink=ParquetSink('first'))(lambda context: None)",
+        "behind_assets = Pipeline('another', [first])",
+    )
+    (tmp_path / "names.py").write_text(PIPELINE + "\n".join(lines))
+    code = load_code(None, str(tmp_path / "names.py"))
+    assert sorted(pipeline.name for pipeline in code.one_or_more(None, None)) == ["another", "behind_assets"]
+    assert "behind_assets, behind_assets of the definitions;" in code.overview()
+
+
 SINKS = """
 from dagster_checkpoints import DeltaSink, FileSink, IcebergSink, SqlSink
 
