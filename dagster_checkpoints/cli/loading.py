@@ -195,7 +195,7 @@ def _code_locations(values: Mapping[str, Any]) -> list[Definitions]:
         if isinstance(value, LazyDefinitions):
             try:
                 value = value()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise UsageProblem(f"the definitions {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
         if isinstance(value, dagster.Definitions):
             definitions.append(value)
@@ -229,11 +229,11 @@ def _import(module: str | None, file: str | None) -> ModuleType:
         return loaded
     except UsageProblem:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # code that ends its process would end the command, with its own exit code
         raise CodeNotImported(_import_problem(module or file or "", error)) from error
 
 
-def _import_problem(code: str, error: Exception) -> str:
+def _import_problem(code: str, error: BaseException) -> str:
     """The text for code that cannot be imported: the user's own line first."""
     from dagster_checkpoints.spark.query.spark_advice import NO_PANDAS_REMEDY, no_pandas
 
@@ -243,4 +243,6 @@ def _import_problem(code: str, error: Exception) -> str:
     of_spark = any(f"{os.sep}pyspark{os.sep}" in file for file in raised_in)
     needs_session = "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error) or (of_spark and isinstance(error, AssertionError))
     advice = _NEEDS_SESSION if needs_session else f"\n{NO_PANDAS_REMEDY}" if no_pandas(error) else ""
+    if isinstance(error, SystemExit):
+        advice = '\nWrite what a script does under: if __name__ == "__main__":'
     return f"{code} cannot be imported{at}\n{type(error).__name__}: {error}{advice}"

@@ -14,10 +14,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from dagster_checkpoints.cli import listing, status_view
 from dagster_checkpoints.cli import watch as watching
+from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.cli.output import watermark_in_words
 from dagster_checkpoints.control import InstanceStatus, SilenceStatus, SplitsStatus, StageStatus, write_status
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS, MIN_WATERMARK_MS
@@ -668,6 +670,17 @@ def test_code_without_the_pipeline_says_what_it_has(local: Any, code: str, tmp_p
     broken.write_text("x = 1\nraise RuntimeError('of the user')\n")
     error = local.cli("graph", "-f", str(broken), code=2).stderr
     assert f"cannot be imported at {broken}:2: " in error and "\nRuntimeError: of the user" in error
+
+
+@pytest.mark.parametrize(
+    "ending", ["sys.exit()", "sys.exit(0)", "sys.exit('the end')", "defs = definitions(lambda: sys.exit(0))"]
+)
+def test_code_that_ends_its_process_does_not_end_the_command_with_success(local: Any, tmp_path: Path, ending: str) -> None:
+    code = tmp_path / "script.py"
+    code.write_text(f"import sys\nfrom dagster import definitions\n{ending}\n")
+    assert "SystemExit: " in local.cli("graph", "--code", "-f", str(code), code=2).stderr
+    checked = CliRunner().invoke(app, ["check", "-f", str(code), "--json"])
+    assert checked.exit_code in (1, 2) and "SystemExit: " in checked.stdout
 
 
 # watch
