@@ -8,7 +8,7 @@ import click
 
 from dagster_checkpoints.cli.exits import Exit
 from dagster_checkpoints.cli.loading import CodeNotImported, LoadedCode, code_options, load_code
-from dagster_checkpoints.cli.output import JSON, count_of, write, write_json
+from dagster_checkpoints.cli.output import JSON, count_of, prints_as_other_text, write, write_json
 from dagster_checkpoints.pipeline import Pipeline, Stage
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def check(
         _report_import(error, as_json)
         click.get_current_context().exit(int(Exit.FAILED))
     pipelines = code.one_or_more(attribute, pipeline)
-    reports = _reports(code, pipelines, sinks=not without_sinks)
+    with prints_as_other_text():
+        reports = _reports(code, pipelines, sinks=not without_sinks)
     if as_json:
         write_json(
             {

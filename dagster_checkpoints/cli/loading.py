@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagster_checkpoints.cli.exits import UsageProblem
+from dagster_checkpoints.cli.output import prints_as_other_text
 from dagster_checkpoints.own_code import own_frames
 from dagster_checkpoints.pipeline import Pipeline
 
@@ -171,8 +172,9 @@ def load_code(module: str | None, file: str | None) -> LoadedCode:
         raise UsageProblem(
             "expected -m or -f with the code, found neither" if module is None else "expected either -m or -f, found both"
         )
-    loaded = _import(module, file)
-    locations = _code_locations(vars(loaded))
+    with prints_as_other_text():
+        loaded = _import(module, file)
+        locations = _code_locations(vars(loaded))
     variables = {name: value for name, value in vars(loaded).items() if isinstance(value, Pipeline)}
     variable_ids = {id(pipeline) for pipeline in variables.values()}
     others = {

@@ -6,7 +6,9 @@ Results go to standard output, progress and errors to standard error.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, redirect_stdout
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,11 @@ JSON = "dagster_checkpoints.cli.json"
 
 NOTHING = "-"
 _WIDTH_OF_A_FILE = 160
+
+
+def prints_as_other_text() -> AbstractContextManager[Any]:
+    """Within the block, what a user's code prints goes to standard error: standard output has results only."""
+    return redirect_stdout(sys.stderr)
 
 
 def write_json(value: Any) -> None:

@@ -10,7 +10,15 @@ import click
 from dagster_checkpoints.cli.exits import UsageProblem
 from dagster_checkpoints.cli.loading import code_options, load_chosen
 from dagster_checkpoints.cli.locate import LOCATION_HELP, located
-from dagster_checkpoints.cli.output import bytes_in_words, count_of, facts, watermark_in_words, write, write_json
+from dagster_checkpoints.cli.output import (
+    bytes_in_words,
+    count_of,
+    facts,
+    prints_as_other_text,
+    watermark_in_words,
+    write,
+    write_json,
+)
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
 
 if TYPE_CHECKING:
@@ -67,19 +75,20 @@ def import_command(
     settings = {"spark.master": "local[2]", "spark.app.name": "dagster-checkpoints import"}
     spark = build_session({**code.spark_settings(), **settings})
     try:
-        found = import_checkpoint(
-            spark,
-            pipeline,
-            checkpoint,
-            stage=stage,
-            target=target,
-            output=output,
-            last_batch=last_batch,
-            spark_version=spark_version,
-            name=name,
-            dry_run=dry_run,
-            open_at=options.store,
-        )
+        with prints_as_other_text():
+            found = import_checkpoint(
+                spark,
+                pipeline,
+                checkpoint,
+                stage=stage,
+                target=target,
+                output=output,
+                last_batch=last_batch,
+                spark_version=spark_version,
+                name=name,
+                dry_run=dry_run,
+                open_at=options.store,
+            )
     finally:
         if spark.sparkContext.appName == settings["spark.app.name"]:  # not the session of a program that calls this command
             spark.stop()

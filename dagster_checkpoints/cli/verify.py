@@ -10,7 +10,7 @@ import click
 from dagster_checkpoints.cli.exits import Exit
 from dagster_checkpoints.cli.loading import LoadedCode, code_options, load_chosen
 from dagster_checkpoints.cli.locate import LOCATION_HELP, locate, opened_for
-from dagster_checkpoints.cli.output import bytes_in_words, count_of, write, write_json
+from dagster_checkpoints.cli.output import bytes_in_words, count_of, prints_as_other_text, write, write_json
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.storage.verification import Problem, VerificationReport, verify_savepoint
@@ -60,7 +60,8 @@ def verify(
         )
         changes = report.changes
         if chosen is not None and plans:
-            plan_problems, separate = _plan_problems(*chosen, report, stored.location)
+            with prints_as_other_text():
+                plan_problems, separate = _plan_problems(*chosen, report, stored.location)
             report, changes = replace(report, problems=(*report.problems, *plan_problems)), (*changes, *separate)
         if options.as_json:
             write_json(

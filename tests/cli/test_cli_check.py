@@ -49,9 +49,11 @@ def defs():
     return dg.Definitions.merge(dg.Definitions(assets=[_assets().with_attributes(group_names_by_key={})]), other)
 """
 MISTAKES = """
+print("printed while the code is imported")
 
 @bounded_source(watermark=("ts", "1 hour"))
 def history(context):
+    print("printed by a stage")
     return context.spark.readStream.schema("ts timestamp, v long").parquet(".")
 
 @stage
@@ -92,6 +94,7 @@ def test_all_mistakes_of_all_pipelines_are_reported_together(tmp_path: Path) -> 
     ran = check(tmp_path, "-f", "mistakes.py", "--json", "--without-sinks")
     assert ran.returncode == 1, ran.stderr
     told = json.loads(ran.stdout)
+    assert "printed while the code is imported" in ran.stderr and "printed by a stage" in ran.stderr
     sales, clicks = told["pipelines"]
     results = {stage["name"]: stage["result"] for stage in sales["stages"] + clicks["stages"]}
     assert results == {

@@ -672,6 +672,13 @@ def test_code_without_the_pipeline_says_what_it_has(local: Any, code: str, tmp_p
     assert f"cannot be imported at {broken}:2: " in error and "\nRuntimeError: of the user" in error
 
 
+def test_what_the_code_prints_is_no_part_of_the_document(local: Any, code: str) -> None:
+    text = Path(code).read_text()
+    Path(code).write_text(f"print('words of the user')\n{text}")
+    shown = local.cli("graph", "--code", "--json", "-f", code)
+    assert msgspec.json.decode(shown.stdout)["name"] == "flights" and "words of the user" in shown.stderr
+
+
 @pytest.mark.parametrize(
     "ending", ["sys.exit()", "sys.exit(0)", "sys.exit('the end')", "defs = definitions(lambda: sys.exit(0))"]
 )
