@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from dagster_checkpoints.control import NoRunningPipeline, RequestTimedOut
+from dagster_checkpoints.control.health import InvalidThresholdError
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.storage import (
     InvalidKey,
@@ -67,7 +68,7 @@ _CODES: tuple[tuple[tuple[type[BaseException], ...], Exit], ...] = (
     ((StorageUnavailable, OutcomeUnknown), Exit.UNREACHABLE),
     ((NothingThere, NotFound, UnknownRequest), Exit.NOT_FOUND),
     (
-        (UsageProblem, NoStorageError, InvalidStorageUrl, InvalidKey, InvalidRequest, RequestConflict),
+        (UsageProblem, NoStorageError, InvalidStorageUrl, InvalidKey, InvalidRequest, InvalidThresholdError, RequestConflict),
         Exit.USAGE,
     ),
 )

@@ -71,6 +71,8 @@ def test_several_looks_see_what_one_does_not(local: Any, monkeypatch: pytest.Mon
     assert "restarts" in {problem["name"] for problem in found}
 
 
-def test_a_threshold_that_is_no_threshold(local: Any) -> None:
+@pytest.mark.parametrize("option", [("--late-rows", "-1"), ("--slow-checkpoint", "nan"), ("--growing-lag", "25")])
+def test_a_threshold_that_is_no_threshold_is_wrong_usage_and_no_unhealthy_pipeline(local: Any, option: tuple[str, str]) -> None:
     local.run()
-    assert "late_rows=-1" in local.cli("health", "--late-rows", "-1", code=1).output
+    name, value = option
+    assert f"{name[2:].replace('-', '_')}={value}" in local.cli("health", name, value, code=2).output
