@@ -93,15 +93,17 @@ def check_pipeline(
     Raises:
         StageFindingError: A plan depends on more than the rows.
         HistoryMismatchError: A history gives other rows, or fails.
-        InvalidTestRowsError: The rows do not fit the pipeline, or there is nothing to compare.
+        InvalidTestRowsError: The rows or another argument do not fit the pipeline, or there is nothing to compare.
+        UnknownStageError: An argument names a stage that the pipeline does not have.
         DagsterCheckpointsError: A stage fails with all rows at once.
 
     Examples:
         >>> check_pipeline(shop, {"orders": SourceRows("shop string, at timestamp, price long", rows)})
     """
-    session = spark if spark is not None else session_for_tests()
     kept = kept_stages(pipeline, stages)
     given = rows_by_instance(pipeline, inputs)
+    _check_names(pipeline, allow, in_order, ignore or {})
+    session = spark if spark is not None else session_for_tests()
     check = _Check(pipeline, kept, given, session, expected, in_order, ignore or {})
     check.look(allow)
     reference = check.find_reference()
@@ -120,6 +122,21 @@ def check_pipeline(
             raise failure.error  # all rows at once: it fails as it is, not for the way of the rows
         raise check.mismatch(*check.smallest(history, failure, shrink_attempts), seed)
     return CheckedPipeline(tuple(tried), reference, check.compared)
+
+
+def _check_names(
+    pipeline: Pipeline, allow: Collection[str], in_order: Collection[str], ignore: Mapping[str, Collection[str]]
+) -> None:
+    """Refuse a text in place of several, whose characters would be taken one by one, and names of no stage."""
+    for argument, texts in {
+        "allow": allow,
+        "in_order": in_order,
+        **{f"ignore[{name!r}]": ignore[name] for name in ignore},
+    }.items():
+        if isinstance(texts, str):
+            raise InvalidTestRowsError(f"{argument}: expected a list of texts, found the text {texts!r}. Write [{texts!r}]")
+    for name in (*in_order, *ignore):
+        pipeline.stage(name)
 
 
 class _Check:

@@ -23,7 +23,8 @@ class SourceRows:
 
     Args:
         schema: The columns, as Spark writes them: ``"k string, ts timestamp"``.
-        steps: The rows of each step: tuples in the order of the columns, dictionaries, or a batch DataFrame.
+        steps: The rows of each step: tuples in the order of the columns, dictionaries, or a batch DataFrame. Without a step there
+            are no rows.
 
     Examples:
         >>> SourceRows("who string, at timestamp", [("a", noon)], [("a", noon + hour), ("late", noon - hour)])
@@ -31,7 +32,7 @@ class SourceRows:
 
     def __init__(self, schema: str, *steps: Sequence[Any] | DataFrame) -> None:
         self.schema = schema
-        self.steps = steps
+        self.steps = steps or ([],)
 
     def tables(self, spark: SparkSession, where: str) -> list[pa.Table]:
         """The rows of each step as Arrow's tables.
@@ -57,7 +58,7 @@ def rows_by_instance(pipeline: Pipeline, inputs: Mapping[str, SourceRows]) -> di
     """The rows by ``source[instance]``; a source's own rows are dealt out to its instances in turn.
 
     Raises:
-        InvalidTestRowsError: A source has no rows, a name is unknown, or a bounded source has more than one step.
+        InvalidTestRowsError: A source has no rows, an instance has them twice, or a name is unknown.
     """
     sources = {stage.name: stage for stage in pipeline.stages if stage.kind.is_source}
     instances = {instance_name(source, name): source for source in sources.values() for name in source.instances}
@@ -68,7 +69,14 @@ def rows_by_instance(pipeline: Pipeline, inputs: Mapping[str, SourceRows]) -> di
                 f"Expected rows of sources of pipeline {pipeline.name!r}, found {name!r}. "
                 f"{suggestion(name, [*sources, *instances])}"
             )
-        rows |= _dealt_out(sources[name], given) if name in sources else {name: given}
+        added = _dealt_out(sources[name], given) if name in sources else {name: given}
+        twice = sorted(rows.keys() & added.keys())
+        if twice:
+            raise InvalidTestRowsError(
+                f"Expected the rows of an instance once, found those of {', '.join(twice)} twice: those of the source "
+                f"{instances[twice[0]].name!r} are dealt out to all its instances. Give rows to the source, or to each instance"
+            )
+        rows |= added
     missing = sorted(instances.keys() - rows.keys())
     if missing:
         raise InvalidTestRowsError(
