@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 JSON = "dagster_checkpoints.cli.json"
 """Key in click's `meta`: whether the output is JSON."""
 
+_ENCODER = msgspec.json.Encoder(decimal_format="number")
 NOTHING = "-"
 _WIDTH_OF_A_FILE = 160
 
@@ -36,7 +37,12 @@ def prints_as_other_text() -> AbstractContextManager[Any]:
 
 def write_json(value: Any) -> None:
     """Write one JSON document to standard output."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    click.echo(msgspec.json.format(_ENCODER.encode(value), indent=2).decode())
+
+
+def json_line(value: Any) -> str:
+    """A value as JSON, for a cell of a table."""
+    return msgspec.json.format(_ENCODER.encode(value), indent=0).decode()
 
 
 def write_json_line(value: Any) -> None:

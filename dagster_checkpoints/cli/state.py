@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dagster_checkpoints.cli.locate import LOCATION_HELP, located
-from dagster_checkpoints.cli.output import count_of, facts, row, table, watermark_in_words, write, write_json
+from dagster_checkpoints.cli.output import count_of, facts, json_line, row, table, watermark_in_words, write, write_json
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
 
 if TYPE_CHECKING:
@@ -96,7 +97,12 @@ def _rows(frame: DataFrame, limit: int) -> dict[str, Any]:
 
     shown = frame.limit(limit) if limit else frame
     texts = shown.select(F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).alias("row")).collect()
-    return {"count": frame.count(), "rows": [json.loads(found.row) for found in texts]}
+    return {"count": frame.count(), "rows": [parsed(found.row) for found in texts]}
+
+
+def parsed(text: str) -> Any:
+    """A row that Spark gives as JSON, with all digits of its numbers: a decimal may have more of them than a float."""
+    return json.loads(text, parse_float=Decimal)
 
 
 def _as_text(document: dict[str, Any]) -> list[RenderableType]:
@@ -153,4 +159,4 @@ def _table(title: str, found: dict[str, Any]) -> list[RenderableType]:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else json_line(value)

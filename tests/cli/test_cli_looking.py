@@ -20,7 +20,8 @@ from rich.console import Console
 from dagster_checkpoints.cli import listing, status_view
 from dagster_checkpoints.cli import watch as watching
 from dagster_checkpoints.cli.app import app
-from dagster_checkpoints.cli.output import watermark_in_words
+from dagster_checkpoints.cli.output import json_line, watermark_in_words, write_json
+from dagster_checkpoints.cli.state import parsed
 from dagster_checkpoints.control import InstanceStatus, SilenceStatus, SplitsStatus, StageStatus, write_status
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from dagster_checkpoints.state import (
@@ -304,6 +305,13 @@ def test_show_of_a_drains_savepoint_says_that_its_event_time_has_ended(local: An
 )
 def test_every_watermark_has_words(watermark_ms: int | None, words: str) -> None:
     assert watermark_in_words(watermark_ms) == words
+
+
+def test_numbers_of_state_have_all_their_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    row = parsed('{"sum": 12345678901234567.89, "price": 1.10, "number": 12345678901234567890123}')
+    assert json_line(row) == '{"sum": 12345678901234567.89, "price": 1.10, "number": 12345678901234567890123}'
+    write_json([row])
+    assert '"sum": 12345678901234567.89,' in capsys.readouterr().out
 
 
 def test_show_accepts_every_way_to_name_a_checkpoint(local: Any) -> None:
