@@ -109,21 +109,15 @@ def _form(output: str | None) -> str:
 
 
 def _write(options: StorageOptions, drawn: PipelineGraph, form: str, output: str | None) -> None:
+    if output is not None:
+        try:
+            Path(output).write_text(as_text(drawn).plain + "\n" if form == "text" else as_mermaid(drawn), encoding="utf-8")
+        except OSError as error:
+            raise UsageProblem(f"{output} cannot be written: {error}") from error
+        click.echo(f"Wrote {output}", err=True)
     if options.as_json:
         write_json(drawn)
-        return
-    if form == "text":
-        if output is None:
-            write(as_text(drawn))
-            return
-        text = as_text(drawn).plain + "\n"
-    else:
-        text = as_mermaid(drawn)
-    if output is None:
-        click.echo(text, nl=False)
-        return
-    try:
-        Path(output).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageProblem(f"{output} cannot be written: {error}") from error
-    click.echo(f"Wrote {output}", err=True)
+    elif output is None and form == "text":
+        write(as_text(drawn))
+    elif output is None:
+        click.echo(as_mermaid(drawn), nl=False)

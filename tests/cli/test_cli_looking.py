@@ -653,6 +653,8 @@ def test_graph_as_mermaid(local: Any, code: str, tmp_path: Path) -> None:
         assert f"  {line}\n" in mermaid
     assert local.cli("graph", "-o", str(tmp_path / "graph.mmd")).exit_code == 0
     assert (tmp_path / "graph.mmd").read_text().startswith("flowchart LR\n")
+    assert local.json("graph", "-o", str(tmp_path / "both.mmd"))["name"] == "flights"
+    assert (tmp_path / "both.mmd").read_text() == (tmp_path / "graph.mmd").read_text()
     assert "cannot be written" in local.cli("graph", "-o", str(tmp_path / "no" / "graph.mmd"), code=2).stderr
 
 
