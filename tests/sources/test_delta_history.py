@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shutil
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -215,6 +216,36 @@ def test_a_log_that_was_cleaned_up(tmp_path: Path) -> None:
         with pytest.raises(SourceRowsLost, match=r"version 1.*make a new start, which reads the whole table"):
             call()
     assert len(history.files(3)) == 4
+
+
+@pytest.mark.parametrize("versions", [0, 1, 3, 4, 6])
+def test_a_table_that_is_created_again_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: int) -> None:
+    """It may have fewer versions than were read, as many or more; its first rows were in none of those that follow."""
+    for number in range(3):
+        write_deltalake(tmp_path, pa.table({"n": [number]}), mode="append")
+    history = opened(tmp_path)
+    assert len(history.files(2)) == 3 and history.after(2) is None
+    write_deltalake(tmp_path, pa.table({"n": [3]}), mode="append")
+    assert history.after(2) == 3 and rows_of(history.added(3)) == [{"n": 3}]
+    shutil.rmtree(tmp_path)
+    for number in range(versions):
+        write_deltalake(tmp_path, pa.table({"n": [100 + number]}), mode="append")
+    history._same_until = 0.0  # seconds later
+    expected = (SourceRowsLost, "it was created again") if versions else (InvalidSource, "expected a Delta table, found none")
+    with pytest.raises(expected[0], match=expected[1]):
+        history.after(3)
+
+
+def test_a_log_that_is_cleaned_up_while_the_table_is_read(tmp_path: Path) -> None:
+    for number in range(2):
+        write_deltalake(tmp_path, pa.table({"n": [number]}), mode="append")
+    history = opened(tmp_path)
+    assert len(history.files(1)) == 2 and history.after(1) is None
+    write_deltalake(tmp_path, pa.table({"n": [2]}), mode="append")
+    DeltaTable(tmp_path).create_checkpoint()
+    for version in (0, 1):
+        (tmp_path / f"_delta_log/{version:020}.json").unlink()
+    assert history.after(1) == 2 and rows_of(history.added(2)) == [{"n": 2}]
 
 
 def feature(name: str) -> dict[str, Any]:

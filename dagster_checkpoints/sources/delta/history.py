@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -34,7 +35,7 @@ from dagster_checkpoints.sources.errors import (
     SourceUnavailable,
 )
 from dagster_checkpoints.sources.lake.arguments import ChangedRows
-from dagster_checkpoints.sources.lake.positions import LakeFile
+from dagster_checkpoints.sources.lake.positions import LakeFile, check_table
 from dagster_checkpoints.systems.table_files import DeltaTableFiles, LocalTableFiles, TableFiles
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 _COMMITS_KEPT = 100
 _POLL_SECONDS = 1.0
 """How often an object store is asked for a new version; a directory is asked whenever Spark asks."""
+_IDENTITY_SECONDS = 10.0
+"""How often it is asked, while there is no new version, whether the table was dropped or created again."""
 _COLOURS = re.compile(r"\x1b\[\d+m")
 
 
@@ -72,6 +75,8 @@ class DeltaHistory:
         self._snapshot: tuple[int, list[LakeFile]] | None = None
         self._commits: dict[int, list[LakeFile]] = {}
         self._absent: tuple[int, float] | None = None  # a version that was not there, and until when it is not looked for
+        self._read = -1, b""  # the version whose files were read last, and a hash of its commit; empty if that is not there
+        self._same_until = 0.0  # until when the table is not asked whether it is still the same
         directory = local_path(url)
         self._local = directory is not None
         self._files: TableFiles = LocalTableFiles(directory) if directory else DeltaTableFiles(url, self._options)
@@ -117,12 +122,27 @@ class DeltaHistory:
         if self._absent is not None and self._absent[0] == version + 1 and time.monotonic() < self._absent[1]:
             return None
         with self._reached():
-            if self._files.exists(_commit_file(version + 1)):
-                return version + 1
+            follows = self._files.exists(_commit_file(version + 1))
+        if follows or time.monotonic() >= self._same_until:
+            self._check_same(version)
+        if follows:
+            return version + 1
         self._absent = version + 1, time.monotonic() + (0.0 if self._local else _POLL_SECONDS)
         if self._table.version() > version:
             raise self._gone(f"the commit of version {version + 1}, of {self._table.version()}, was deleted from its log")
         return None
+
+    def _check_same(self, version: int) -> None:
+        """Check that the table was not dropped or created again since a version was read: the version's commit is the same."""
+        known = self._read
+        with self._reached():
+            self._note_read(version, self._files.read(_commit_file(version)))
+        if known[0] == version and known != self._read:  # or its log was cleaned up
+            check_table(self.shown, self.id, str(self._at(None).metadata().id))
+        self._same_until = time.monotonic() + _IDENTITY_SECONDS
+
+    def _note_read(self, version: int, commit: bytes | None) -> None:
+        self._read = version, b"" if commit is None else sha256(commit).digest()
 
     def files(self, version: int) -> Sequence[LakeFile]:
         if self._snapshot is None or self._snapshot[0] != version:
@@ -131,6 +151,7 @@ class DeltaHistory:
                 marked = bool(table.deletion_vectors().read_all().num_rows)
                 actions = table.get_add_actions()
                 columns = {name: actions.column(name).to_pylist() for name in actions.schema.names}
+                self._note_read(version, self._files.read(_commit_file(version)))
             if marked:
                 raise self._marked(version)
             self._check_schema(table.schema().to_json(), version)
@@ -145,6 +166,7 @@ class DeltaHistory:
                 text = self._files.read(_commit_file(version))
             if text is None:
                 raise self._gone(f"the commit of version {version} was deleted from its log")
+            self._note_read(version, text)
             files = self._new_rows(version, parse_commit(text.decode("utf-8")))
             if len(self._commits) >= _COMMITS_KEPT:
                 self._commits.pop(min(self._commits))

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
+from dagster_checkpoints.sources.errors import SourceRowsLost
+
 
 @dataclass(frozen=True, slots=True)
 class LakeFile:
@@ -69,6 +71,24 @@ class TablePosition:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def check_table(shown: str, known: str, found: str) -> None:
+    """Check that a table is the one of which it is known how far it was read.
+
+    Args:
+        shown: the table, for errors.
+        known: the id of the table that was read.
+        found: the id of the table that is there now.
+
+    Raises:
+        SourceRowsLost: it is another one.
+    """
+    if known != found:
+        raise SourceRowsLost(
+            f"{shown}: expected the table with the id {known}, of which it is known how far it was read, found another one with "
+            f"the id {found}: it was created again. Read it in a stage with another name, or make a new start"
+        )
 
 
 def files_at(history: TableHistory, position: TablePosition) -> Sequence[LakeFile]:

@@ -18,7 +18,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from dagster_checkpoints.sources.errors import InvalidSource, SourceRowsLost
-from dagster_checkpoints.sources.lake.positions import LakeFile, TableHistory, TablePosition, advanced, files_between, leads_to
+from dagster_checkpoints.sources.lake.positions import (
+    LakeFile,
+    TableHistory,
+    TablePosition,
+    advanced,
+    check_table,
+    files_between,
+    leads_to,
+)
 from dagster_checkpoints.spark.query.driver_sources import DriverSources, JavaObject, interfaces, kept
 from dagster_checkpoints.spark.query.file_index import FilesLost
 from dagster_checkpoints.spark.query.partitioned_scan import PartitionedScan
@@ -177,12 +185,7 @@ class LakeStream(JavaObject):
 
     def _position(self, offset: Any) -> TablePosition:
         position = TablePosition.from_json(json.loads(offset.json()))
-        if position.table != self._table.id:
-            raise SourceRowsLost(
-                f"{self._reading.table.shown}: expected the table with the id {position.table}, of which the checkpoint says how "
-                f"far it was read, found another one with the id {self._table.id}: it was created again. Read it in a stage with "
-                "another name, or make a new start"
-            )
+        check_table(self._reading.table.shown, position.table, self._table.id)
         return position
 
     # Rows
