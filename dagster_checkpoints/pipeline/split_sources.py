@@ -139,7 +139,7 @@ class SplitSource(Stage):
                 return split
             raise InvalidSplitError(f"{self.where}: expected discover to give texts, found {split!r}. Set the type of splits.")
         try:
-            text = msgspec.json.encode(split)
+            text = msgspec.json.encode(split, order="deterministic")  # a set has another order in each process
             self._decoder.decode(text)
         except (TypeError, msgspec.MsgspecError) as error:
             raise InvalidSplitError(

@@ -62,6 +62,7 @@ def test_a_function_and_a_class_are_sources_that_begin_a_query_of_their_own() ->
         (dt.date, dt.date(2026, 1, 1), '"2026-01-01"'),
         (Part, Part("t", dt.date(2026, 1, 1)), '{"table":"t","day":"2026-01-01"}'),
         (int, 7, "7"),
+        (frozenset[int], frozenset([8, 1]), "[1,8]"),  # in a fixed order, whatever the process
     ],
 )
 def test_a_split_becomes_text_and_comes_back(split_type: Any, split: Any, text: str) -> None:
