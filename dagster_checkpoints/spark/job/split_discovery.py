@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from dagster_checkpoints.execution.job_actions import DiscoverSplits
 from dagster_checkpoints.execution.job_events import TaskFailure, TaskReport
 from dagster_checkpoints.execution.split_events import SplitsDiscovered
 from dagster_checkpoints.pipeline import DiscoveryContext, InputAsset, Pipeline, SplitSource, StageKind, TaskId
+from dagster_checkpoints.pipeline.errors import InvalidSplitError
 from dagster_checkpoints.spark.errors import StageFailedError
 from dagster_checkpoints.spark.job.job_messages import failure_of
 from dagster_checkpoints.spark.query.error_location import located
@@ -81,6 +82,8 @@ class SplitDiscovery:
         try:
             own = stage.for_instance()
             found = own.discover(context)
+            if isinstance(found, str) or not isinstance(found, Iterable):  # each letter of a text would be a split
+                raise InvalidSplitError(f"{own.where}: expected discover to give splits, as a list for example, found {found!r}.")
             size = None if isinstance(found, Sequence) else 1
             for split in found:
                 if self._attempts.get(stage.name) != action.attempt:
