@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dagster_checkpoints.execution.job_actions import DiscoverSplits
 from dagster_checkpoints.execution.job_events import TaskFailure, TaskReport
+from dagster_checkpoints.execution.source_answers import SILENT_SECONDS
 from dagster_checkpoints.execution.split_events import SplitsDiscovered
 from dagster_checkpoints.pipeline import DiscoveryContext, InputAsset, Pipeline, SplitSource, StageKind, TaskId
 from dagster_checkpoints.pipeline.errors import InvalidSplitError
@@ -63,16 +64,34 @@ class SplitDiscovery:
         self._attempts = {} if vertices is None else {s: n for s, n in self._attempts.items() if s not in vertices}
 
     def _run(self, action: DiscoverSplits) -> None:
+        silent = threading.Timer(SILENT_SECONDS, self._warn, (action,))
+        silent.daemon = True
+        silent.start()
         try:
-            self._discover(action)
+            self._discover(action, silent.cancel)
         except Exception as error:
             self._report(TaskReport(action.attempt, TaskFailure(TaskId(action.stage, 0), failure_of(error))))
+        finally:
+            silent.cancel()
 
-    def _discover(self, action: DiscoverSplits) -> None:
+    def _warn(self, action: DiscoverSplits) -> None:
+        if self._attempts.get(action.stage) == action.attempt:
+            self._log.warning(
+                "Source %r has given no splits yet: its discovery has been running for %.0f s. No new split is read meanwhile, "
+                "and checkpoints complete without it. Check that what it asks (a file system, a database, a broker) answers.",
+                action.stage,
+                SILENT_SECONDS,
+            )
+
+    def _discover(self, action: DiscoverSplits, answered: Callable[[], None]) -> None:
         """Report the splits that a source discovers.
 
         A list is one report, so that each checkpoint has all of its splits or none: a list says what there is at one moment, and
         after a failure another discovery may divide the same rows in another way.
+
+        Args:
+            action: The source.
+            answered: Called with each split.
         """
         stage = self._pipeline.stage(action.stage)
         assert isinstance(stage, SplitSource)
@@ -86,6 +105,7 @@ class SplitDiscovery:
                 raise InvalidSplitError(f"{own.where}: expected discover to give splits, as a list for example, found {found!r}.")
             size = None if isinstance(found, Sequence) else 1
             for split in found:
+                answered()
                 if self._attempts.get(stage.name) != action.attempt:
                     return
                 batch.append(own.encode_split(split))
