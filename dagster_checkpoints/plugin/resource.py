@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import dagster as dg
 from dagster_aws.s3 import S3Resource
 from dagster_pyspark import LazyPySparkResource, PySparkResource
-from dagster_spark.utils import flatten_dict
 from pydantic import Field, field_validator, model_validator
 
 from dagster_checkpoints.control import PipelineControl
@@ -36,7 +35,7 @@ from dagster_checkpoints.definitions.instance import shared_parts
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.execution.source_limits import BATCH_SECONDS
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.plugin.definition_checks import check_definition
+from dagster_checkpoints.plugin.definition_checks import check_definition, run_settings
 from dagster_checkpoints.plugin.input_assets import input_assets
 from dagster_checkpoints.plugin.interrupts import interrupts_delayed
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
@@ -119,7 +118,8 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             `<pipeline>/<run id>-e<epoch>.trace`; `dagster-checkpoints replay FILE` shows it. A path; default: no trace.
         share_java_classes: Whether Spark starts with an archive of its Java classes (class data sharing), which halves the
             processor time of its start. A run that finds none makes it in the user's cache directory: about 200 MB.
-        spark_config: Settings of the Spark session, such as `{"spark.master": "local[4]"}`, nested or flat.
+        spark_config: Settings of the Spark session, such as `{"spark.master": "local[4]"}`, nested or flat; values may be
+            `dg.EnvVar`.
         spark: A `dagster_pyspark` resource, of which only `spark_config` is used: the session is created on another thread than
             Dagster's, where Dagster cannot interrupt it in the middle of a call.
         s3: The `dagster_aws` resource whose client is used for `s3://` storage; default: a client with boto3's own configuration.
@@ -436,9 +436,9 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         """The complete configuration of the Spark session of a run.
 
         Raises:
-            SparkSettingError: Checkpoints do not work with one of the settings.
+            SparkSettingError: Checkpoints do not work with one of the settings, or its environment variable is not set.
         """
-        return session_config(dict(flatten_dict(self._chosen_spark_config())))
+        return session_config(run_settings(self._chosen_spark_config()))
 
     def _chosen_spark_config(self) -> dict[str, Any]:
         shared = self.spark.spark_config if isinstance(self.spark, LazyPySparkResource) else {}

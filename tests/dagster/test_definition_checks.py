@@ -143,6 +143,31 @@ def test_the_value_of_a_variable_is_checked_when_the_run_starts(
     assert message in str(raised.value.__cause__)
 
 
+@pytest.mark.parametrize("nested", [True, False])
+def test_spark_settings_may_be_variables(
+    nested: bool, monkeypatch: pytest.MonkeyPatch, coordinator: Callable[..., CheckpointCoordinatorResource]
+) -> None:
+    """Dagster hands them to a run as `{"env": ...}`: it knows nothing of the settings of Spark."""
+    chosen = {"spark.master": dg.EnvVar("MASTER"), "spark.sql.shuffle.partitions": dg.EnvVar.int("PARTITIONS")}
+    given: dict[str, Any] = {"spark": {"master": chosen["spark.master"]}} if nested else chosen
+    found: dict[str, str] = {}
+
+    define = dg.op(name="read", required_resource_keys={"of_spark"})
+    read = define(lambda context: found.update(context.resources.of_spark.spark_settings()))
+
+    @dg.job(resource_defs={"of_spark": coordinator(spark_config=given)})
+    def reading() -> None:
+        read()
+
+    monkeypatch.setenv("PARTITIONS", "7")
+    with pytest.raises(SparkSettingError, match=r"spark\.master: expected its value in the environment variable MASTER"):
+        reading.execute_in_process()
+    monkeypatch.setenv("MASTER", "local[3]")
+    assert reading.execute_in_process().success
+    assert found["spark.master"] == "local[3]"
+    assert nested or found["spark.sql.shuffle.partitions"] == "7"
+
+
 def test_the_work_directory_of_a_run(coordinator: Callable[..., CheckpointCoordinatorResource], tmp_path: Path) -> None:
     """Pipelines of one name on two storages have different work directories."""
     from dagster_checkpoints.storage import CheckpointStorage, open_store
