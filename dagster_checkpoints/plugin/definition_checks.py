@@ -34,7 +34,7 @@ def check_definition(storage: str | None, work_directory: str | None, spark: Map
         validate_root(storage)
     if work_directory is not None and _literal(work_directory):
         parse_work_directory(work_directory)
-    settings = session_config({name: value for name, value in _flat(spark).items() if _literal(value)})
+    settings = session_config({name: value for name, value in flat_settings(spark).items() if _literal(value)})
     check_work_directory_named(settings["spark.master"], named=work_directory is not None)
 
 
@@ -49,7 +49,7 @@ def run_settings(spark: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         SparkSettingError: An environment variable is not set.
     """
-    settings = _flat(spark)
+    settings = flat_settings(spark)
     for name, value in settings.items():
         if _literal(value):
             continue
@@ -62,13 +62,17 @@ def run_settings(spark: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a Spark session by their full names; of an environment variable the `dg.EnvVar`.
+
+    Args:
+        settings: The settings, nested or flat.
+    """
+    return dict(flatten_dict(_with_variables(settings)))
+
+
 def _literal(value: Any) -> bool:
     return not is_dagster_env_var(value)
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings by their full names; of an environment variable the `dg.EnvVar`."""
-    return dict(flatten_dict(_with_variables(settings)))
 
 
 def _with_variables(value: Any) -> Any:

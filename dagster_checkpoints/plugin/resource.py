@@ -35,7 +35,7 @@ from dagster_checkpoints.definitions.instance import shared_parts
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.execution.source_limits import BATCH_SECONDS
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.plugin.definition_checks import check_definition, run_settings
+from dagster_checkpoints.plugin.definition_checks import check_definition, flat_settings, run_settings
 from dagster_checkpoints.plugin.input_assets import input_assets
 from dagster_checkpoints.plugin.interrupts import interrupts_delayed
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
@@ -442,7 +442,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
 
     def _chosen_spark_config(self) -> dict[str, Any]:
         shared = self.spark.spark_config if isinstance(self.spark, LazyPySparkResource) else {}
-        return {**shared, **self.spark_config}
+        return {**flat_settings(shared), **flat_settings(self.spark_config)}
 
     def _storage_url(self, instance: dg.DagsterInstance) -> str:
         directory = None if instance.is_ephemeral else instance.root_directory

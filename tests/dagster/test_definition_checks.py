@@ -168,6 +168,12 @@ def test_spark_settings_may_be_variables(
     assert nested or found["spark.sql.shuffle.partitions"] == "7"
 
 
+def test_settings_of_spark_from_a_resource_and_beside_it_are_joined_by_name() -> None:
+    cluster = LazyPySparkResource(spark_config={"spark": {"master": "local[2]", "driver": {"memory": "8g"}}})
+    settings = CheckpointCoordinatorResource(spark=cluster, spark_config={"spark": {"driver": {"memory": "4g"}}}).spark_settings()
+    assert (settings["spark.master"], settings["spark.driver.memory"]) == ("local[2]", "4g")
+
+
 def test_the_work_directory_of_a_run(coordinator: Callable[..., CheckpointCoordinatorResource], tmp_path: Path) -> None:
     """Pipelines of one name on two storages have different work directories."""
     from dagster_checkpoints.storage import CheckpointStorage, open_store
