@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from dagster_checkpoints.control import HealthThresholds
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.plugin.pipeline_defs import RowCondition, build_pipeline_defs
+from dagster_checkpoints.plugin.pipeline_defs import RowCondition, build_pipeline_defs, may_drain
 from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.scaffolded_pipeline import pipeline_file
@@ -29,12 +29,13 @@ class ComponentAttributeError(DagsterCheckpointsError):
     """An attribute of a component names an object that is not there, or of another kind."""
 
 
-def _object(context: dg.ResolutionContext, path: str, attribute: str, fits: Callable[[Any], bool], what: str) -> Any:
+def _object(context: dg.ResolutionContext, given: Any, attribute: str, fits: Callable[[Any], bool], what: str) -> Any:
     """The object at a Python path.
 
     Args:
         context: the component's.
-        path: ``package.module.name``; ``.module.name`` is relative to the component's folder.
+        given: ``package.module.name``; ``.module.name`` is relative to the component's folder. Or a template that evaluates to
+            the path, or to the object.
         attribute: the attribute of the component that has the path.
         fits: whether the attribute takes an object.
         what: the objects that it takes, for errors.
@@ -42,23 +43,28 @@ def _object(context: dg.ResolutionContext, path: str, attribute: str, fits: Call
     Raises:
         ComponentAttributeError: There is no such object, or one of another kind.
     """
+    expected = f"attribute {attribute!r}: expected the path of {what}, such as '.pipeline.name' or 'package.module.name'"
+    path = context.resolve_value(given)
+    found = _at(context, path, expected) if isinstance(path, str) else path
+    if not fits(found):
+        is_ = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
+        raise ComponentAttributeError(f"{expected}, found {given!r}, which is {is_}")
+    return found
+
+
+def _at(context: dg.ResolutionContext, path: str, expected: str) -> Any:
     module, _, name = path.rpartition(".")
     if path.startswith("."):
         load = ComponentLoadContext.from_resolution_context(context)
         module = load.defs_relative_module_name(load.path.parent if load.path.is_file() else load.path) + module
-    expected = f"attribute {attribute!r}: expected the path of {what}, such as '.pipeline.name' or 'package.module.name'"
     try:
-        found = getattr(import_module(module), name)
+        return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise  # a module that the named one imports
         raise ComponentAttributeError(f"{expected}, found {path!r}: there is no module {error.name!r}") from error
     except (AttributeError, ValueError) as error:
         raise ComponentAttributeError(f"{expected}, found {path!r}: module {module!r} has no {name!r}") from error
-    if not fits(found):
-        is_ = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
-        raise ComponentAttributeError(f"{expected}, found {path!r}, which is {is_}")
-    return found
 
 
 def _is(kind: type) -> Callable[[Any], bool]:
@@ -76,11 +82,8 @@ def _assets(context: dg.ResolutionContext, path: str) -> dg.AssetsDefinition:
 
 
 def _condition(context: dg.ResolutionContext, path: str) -> DrainCondition | RowCondition:
-    def fits(found: Any) -> bool:
-        return isinstance(found, DrainCondition) or (callable(found) and not isinstance(found, type))
-
     what = "a condition of dagster_checkpoints.sensors, or of a function of the number of rows"
-    found: DrainCondition | RowCondition = _object(context, path, "drain_when", fits, what)
+    found: DrainCondition | RowCondition = _object(context, path, "drain_when", may_drain, what)
     return found
 
 
@@ -101,18 +104,39 @@ def _translator(context: dg.ResolutionContext, path: str) -> DagsterStageTransla
     return translator
 
 
-def _coordinator(context: dg.ResolutionContext, settings: dict[str, Any]) -> CheckpointCoordinatorResource:
-    return CheckpointCoordinatorResource(**context.resolve_value(settings))
+def _coordinator(context: dg.ResolutionContext, given: Any) -> CheckpointCoordinatorResource:
+    settings = context.resolve_value(given)
+    if isinstance(settings, CheckpointCoordinatorResource):  # of a template
+        return settings
+    if not isinstance(settings, dict):
+        raise ComponentAttributeError(
+            f"attribute 'coordinator': expected settings of CheckpointCoordinatorResource, found {given!r}, which is {settings!r}"
+        )
+    return CheckpointCoordinatorResource(**settings)
 
 
-def _health(context: dg.ResolutionContext, health: dict[str, float | None] | bool) -> HealthThresholds | bool:
-    if isinstance(health, bool):
+def _switch(context: dg.ResolutionContext, given: Any) -> Any:
+    """A truth value, or a text that is none, which :func:`build_pipeline_defs` refuses; a variable's value is always a text."""
+    value = context.resolve_value(given)
+    return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
+
+
+def _health(context: dg.ResolutionContext, given: Any) -> Any:
+    health = _switch(context, given)
+    if not isinstance(health, dict):
         return health
     unknown = sorted(health.keys() - set(HealthThresholds.__struct_fields__))
     if unknown:
         known = ", ".join(HealthThresholds.__struct_fields__)
         raise ComponentAttributeError(f"attribute 'health': expected fields of HealthThresholds ({known}), found {unknown}")
-    return HealthThresholds(**health)  # type: ignore[arg-type]
+    return HealthThresholds(**health)
+
+
+_SWITCH = dg.Resolver(_switch, model_field_type=bool, inject_before_resolve=False)
+
+
+def _path(resolve: Callable[[dg.ResolutionContext, str], Any], description: str) -> dg.Resolver:
+    return dg.Resolver(resolve, model_field_type=str, inject_before_resolve=False, description=description)
 
 
 class PipelineScaffoldParams(BaseModel):
@@ -163,52 +187,54 @@ class CheckpointedPipelineComponent(dg.Component, dg.Resolvable):
         ComponentAttributeError: A path names no object, or one of another kind.
     """
 
-    pipeline: Annotated[Pipeline, dg.Resolver(_pipeline, model_field_type=str, description="path of the pipeline")]
+    pipeline: Annotated[Pipeline, _path(_pipeline, "path of the pipeline")]
     coordinator: Annotated[
         Any,  # CheckpointCoordinatorResource | None, whose fields Dagster's components do not take
         dg.Resolver(
             _coordinator,
             model_field_type=dict[str, Any],
+            inject_before_resolve=False,
             description="settings of CheckpointCoordinatorResource; without them the code location defines the resource",
         ),
     ] = None
     resource_key: str = RESOURCE
     assets: Annotated[
         dg.AssetsDefinition | None,
-        dg.Resolver(_assets, model_field_type=str, description="path of assets of your own that run the pipeline"),
+        _path(_assets, "path of assets of your own that run the pipeline"),
     ] = None
     drain_when: Annotated[
         DrainCondition | RowCondition | None,
-        dg.Resolver(_condition, model_field_type=str, description="path of the condition that drains the pipeline"),
+        _path(_condition, "path of the condition that drains the pipeline"),
     ] = None
     suspend_when: Annotated[
         DrainCondition | None,
-        dg.Resolver(_suspend_condition, model_field_type=str, description="path of the condition that suspends the pipeline"),
+        _path(_suspend_condition, "path of the condition that suspends the pipeline"),
     ] = None
     run_schedule: str | None = None
     burst_schedule: str | None = None
     recovery_attempts: int = 3
     savepoint_schedule: str | None = None
     keep_savepoints: int | None = 7
-    reroot: bool = False
+    reroot: Annotated[bool, _SWITCH] = False
     health: Annotated[
         HealthThresholds | bool,
         dg.Resolver(
             _health,
-            model_field_type=dict[str, float | None] | bool,
+            model_field_type=dict[str, Any] | bool,
+            inject_before_resolve=False,
             description="whether there is a check of its health; or the fields of HealthThresholds that differ",
         ),
     ] = True
     minimum_interval_seconds: int = 30
     execution_timezone: str | None = None
-    automation: bool = False
+    automation: Annotated[bool, _SWITCH] = False
     key_prefix: str | list[str] | None = None
     group_name: str | None = None
     deps: dict[str, list[str]] | None = None
     tags: dict[str, str] | None = None
     translator: Annotated[
         DagsterStageTranslator | None,
-        dg.Resolver(_translator, model_field_type=str, description="path of a DagsterStageTranslator, or of its class"),
+        _path(_translator, "path of a DagsterStageTranslator, or of its class"),
     ] = None
     op_tags: dict[str, Any] | None = None
     pool: str | None = None

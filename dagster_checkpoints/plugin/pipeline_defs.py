@@ -13,6 +13,7 @@ import dagster as dg
 from dagster_checkpoints.control import DEFAULT_THRESHOLDS, HealthThresholds
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.pipeline.number_values import is_count
 from dagster_checkpoints.plugin.asset_decorator import pipeline_assets
 from dagster_checkpoints.plugin.health_check import health_check
 from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
@@ -30,6 +31,11 @@ from dagster_checkpoints.plugin.stage_translator import DagsterStageTranslator
 
 RowCondition = Callable[[Mapping[str, int]], bool]
 """A condition on the number of rows of each stage."""
+
+
+def may_drain(condition: object) -> bool:
+    """Whether an object can say when a pipeline is drained: a condition, or a function of the number of rows."""
+    return isinstance(condition, DrainCondition) or (callable(condition) and not isinstance(condition, type))
 
 
 class ConflictingDefinitionsError(DagsterCheckpointsError):
@@ -119,11 +125,20 @@ def build_pipeline_defs(
 
     Raises:
         ConflictingDefinitionsError: With `assets`, another argument describes the assets, or how they run.
+        ValueError: An argument is of another kind than said here.
         NotAPipelineAssetError: `assets` are not this pipeline's, or cannot be run in bursts.
 
     Examples:
         >>> defs = build_pipeline_defs(shop, coordinator=CheckpointCoordinatorResource(storage="s3://bucket/checkpoints"))
     """
+    _check_kinds(
+        recovery_attempts=("a whole number of at least 0", is_count(recovery_attempts, least=0), recovery_attempts),
+        reroot=("True or False", isinstance(reroot, bool), reroot),
+        automation=("True or False", isinstance(automation, bool), automation),
+        health=("True, False, or HealthThresholds", isinstance(health, bool | HealthThresholds), health),
+        drain_when=("a condition, or a function of the rows", drain_when is None or may_drain(drain_when), drain_when),
+        suspend_when=("a condition", isinstance(suspend_when, DrainCondition | None), suspend_when),
+    )
     condition, rows = (drain_when, None) if isinstance(drain_when, DrainCondition) else (None, drain_when)
     described = {
         "key_prefix": key_prefix,
@@ -190,6 +205,16 @@ def build_pipeline_defs(
         schedules=schedules,
         resources={} if coordinator is None else {resource_key: coordinator},
     )
+
+
+def _check_kinds(**arguments: tuple[str, bool, object]) -> None:
+    """Refuse arguments of a wrong kind: what is expected, whether that is so, and what was found.
+
+    In a component's YAML a template may be anything, and a text such as "false" counts as true.
+    """
+    for name, (expected, fits, found) in arguments.items():
+        if not fits:
+            raise ValueError(f"build_pipeline_defs({name}=...): expected {expected}, found {found!r}")
 
 
 def _job(pipeline: Pipeline, assets: dg.AssetsDefinition, tags: Mapping[str, Any] | None) -> Any:

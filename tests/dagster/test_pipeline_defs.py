@@ -25,8 +25,10 @@ from dagster_checkpoints import (
     stage,
     unbounded_source,
 )
-from dagster_checkpoints.control import InvalidThresholdError
+from dagster_checkpoints.control import HealthThresholds, InvalidThresholdError
+from dagster_checkpoints.plugin import pipeline_defs
 from dagster_checkpoints.plugin.component import ComponentAttributeError
+from dagster_checkpoints.plugin.health_check import health_check
 from dagster_checkpoints.plugin.pipeline_defs import ConflictingDefinitionsError
 from dagster_checkpoints.plugin.settings import UnknownSettingError
 from dagster_checkpoints.plugin.stage_assets import NotAPipelineAssetError
@@ -158,6 +160,22 @@ def test_assets_of_ones_own(resource: CheckpointCoordinatorResource) -> None:
         build_pipeline_defs(pipeline, assets=own_assets(shop(name="other")))
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"health": {"late_rows": 5}},
+        {"automation": "false"},
+        {"reroot": 0},
+        {"recovery_attempts": None},
+        {"drain_when": 5},
+        {"suspend_when": lambda rows: True},
+    ],
+)
+def test_an_argument_of_another_kind_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=rf"build_pipeline_defs\({next(iter(arguments))}=...\): expected"):
+        build_pipeline_defs(shop(), **arguments)
+
+
 # A run
 
 
@@ -209,6 +227,14 @@ def seconds():
 @dg.template_var
 def team():
     return {"team": "sales"}
+
+@dg.template_var
+def thresholds():
+    return {"late_rows": 7}
+
+@dg.template_var
+def settings():
+    return {"interval": 46}
 """
 
 
@@ -270,9 +296,35 @@ def test_the_attributes_of_a_component(loaded: Callable[..., dg.Definitions], mo
     assert defs.resolve_asset_graph().get(dg.AssetKey(["eu", "source"])).owners == ["team:sales"]
 
 
+def test_a_template_may_be_the_whole_of_an_attribute(
+    loaded: Callable[..., dg.Definitions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster leaves out an attribute's own conversion where a template is no text."""
+    used: list[HealthThresholds] = []
+
+    def check(*, thresholds: HealthThresholds, **given: Any) -> dg.AssetChecksDefinition:
+        used.append(thresholds)
+        return health_check(thresholds=thresholds, **given)
+
+    monkeypatch.setattr(pipeline_defs, "health_check", check)
+    monkeypatch.setenv("WITH_AUTOMATION", "false")
+    monkeypatch.setenv("LATE", "8")
+    defs = loaded(coordinator="{{ settings }}", health="{{ thresholds }}", automation="{{ env.WITH_AUTOMATION }}")
+    assert (defs.resources or {})["checkpoint_coordinator"].interval == 46
+    assert automation(defs) == {"shop_savepoint_check": True, "shop_health": True, "shop_recovery": False}
+    loaded(health={"late_rows": "{{ env.LATE }}"})
+    assert [thresholds.late_rows for thresholds in used] == [7, 8]
+
+
 @pytest.mark.parametrize(
     ("attributes", "error", "text"),
     [
+        ({"automation": "off"}, ValueError, r"build_pipeline_defs\(automation=...\): expected True or False, found 'off'"),
+        ({"reroot": "{{ team }}"}, ValueError, "reroot.*found {'team': 'sales'}"),
+        ({"health": "no"}, ValueError, "health.*found 'no'"),
+        ({"recovery_attempts": ""}, ValueError, "recovery_attempts.*expected a whole number of at least 0, found ''"),
+        ({"drain_when": "{{ team }}"}, ComponentAttributeError, "attribute 'drain_when'.*which is dict"),
+        ({"coordinator": "{{ seconds }}"}, ComponentAttributeError, "attribute 'coordinator'.*which is 45"),
         (
             {"pipeline": ".pipeline.missing"},
             ComponentAttributeError,
