@@ -230,7 +230,7 @@ class CheckpointedPipelineComponent(dg.Component, dg.Resolvable):
     automation: Annotated[bool, _SWITCH] = False
     key_prefix: str | list[str] | None = None
     group_name: str | None = None
-    deps: dict[str, list[str]] | None = None
+    deps: dict[str, list[dg.ResolvedAssetKey]] | None = None
     tags: dict[str, str] | None = None
     translator: Annotated[
         DagsterStageTranslator | None,

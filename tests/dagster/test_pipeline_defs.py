@@ -296,6 +296,11 @@ def test_the_attributes_of_a_component(loaded: Callable[..., dg.Definitions], mo
     assert defs.resolve_asset_graph().get(dg.AssetKey(["eu", "source"])).owners == ["team:sales"]
 
 
+def test_an_asset_outside_of_a_components_pipeline_may_have_a_key_of_several_parts(loaded: Callable[..., dg.Definitions]) -> None:
+    graph = loaded(coordinator={}, deps={"source": ["raw/events", "plain"]}).resolve_asset_graph()
+    assert graph.get(dg.AssetKey("source")).parent_keys == {dg.AssetKey(["raw", "events"]), dg.AssetKey("plain")}
+
+
 def test_a_template_may_be_the_whole_of_an_attribute(
     loaded: Callable[..., dg.Definitions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
