@@ -5,6 +5,7 @@ It calls :func:`build_pipeline_defs`. Source: Dagster's documentation, "Creating
 
 # Without `from __future__ import annotations`: Dagster reads the types of a component's attributes.
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,6 +18,7 @@ from pydantic import BaseModel, Field
 from dagster_checkpoints.control import HealthThresholds
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.pipeline.names import check_name
 from dagster_checkpoints.plugin.pipeline_defs import RowCondition, build_pipeline_defs, may_drain
 from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
 from dagster_checkpoints.plugin.savepoints import RESOURCE
@@ -139,11 +141,14 @@ def _path(resolve: Callable[[dg.ResolutionContext, str], Any], description: str)
     return dg.Resolver(resolve, model_field_type=str, inject_before_resolve=False, description=description)
 
 
+_OTHER_CHARACTER = re.compile(r"[^A-Za-z0-9_]")
+
+
 class PipelineScaffoldParams(BaseModel):
     """What the scaffolder asks for.
 
     Args:
-        name: the pipeline's name; by default that of the folder.
+        name: the pipeline's name; by default that of the folder, with an underscore for each character that a name cannot have.
     """
 
     name: str | None = Field(default=None, description="the pipeline's name; by default that of the folder")
@@ -157,9 +162,15 @@ class PipelineScaffolder(dg.Scaffolder[PipelineScaffoldParams]):
         return PipelineScaffoldParams
 
     def scaffold(self, request: dg.ScaffoldRequest[PipelineScaffoldParams]) -> None:
-        name = request.params.name or request.target_path.name
+        # A folder may have characters that a pipeline's name cannot have; a name that was asked for is refused.
+        name = check_name("pipeline", request.params.name or _OTHER_CHARACTER.sub("_", request.target_path.name))
         (request.target_path / "pipeline.py").write_text(pipeline_file(name), encoding="utf-8")
-        attributes = {"pipeline": ".pipeline.pipeline", "coordinator": {"storage": "checkpoints", "interval": 10}}
+        attributes = {
+            "pipeline": ".pipeline.pipeline",
+            "key_prefix": name,  # a second scaffolded pipeline has stages of the same names, and a coordinator of its own
+            "resource_key": f"coordinator_of_{name}",
+            "coordinator": {"storage": "checkpoints", "interval": 10},
+        }
         dg.scaffold_component(request, attributes)
 
 

@@ -26,6 +26,7 @@ from dagster_checkpoints import (
     unbounded_source,
 )
 from dagster_checkpoints.control import HealthThresholds, InvalidThresholdError
+from dagster_checkpoints.pipeline.errors import InvalidNameError
 from dagster_checkpoints.plugin import pipeline_defs
 from dagster_checkpoints.plugin.component import ComponentAttributeError
 from dagster_checkpoints.plugin.health_check import health_check
@@ -199,7 +200,28 @@ def test_the_scaffolded_component_loads(monkeypatch: pytest.MonkeyPatch, tmp_pat
             assert component.pipeline.name == "shop"
             dg.Definitions.validate_loadable(defs)
             stages = {key.to_user_string() for key in defs.resolve_asset_graph().get_all_asset_keys()}
-            assert {"history", "live", "both", "daily_sales", "checkpoints/shop", "savepoints/shop"} <= stages
+            assert {"shop/history", "shop/live", "shop/both", "shop/daily_sales", "checkpoints/shop", "savepoints/shop"} <= stages
+
+
+def test_several_components_are_scaffolded_in_folders_of_any_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with create_defs_folder_sandbox() as sandbox:
+        for folder in ("daily-sales", "größe", "class", "1st shop"):
+            sandbox.scaffold_component(component_cls=CheckpointedPipelineComponent, defs_path=folder)
+        with sandbox.build_all_defs() as defs:
+            dg.Definitions.validate_loadable(defs)
+            jobs = {job.name for job in defs.jobs or ()}
+    assert jobs == {"daily_sales_job", "gr__e_job", "class_job", "1st_shop_job"}
+
+
+@pytest.mark.parametrize("name", ["my-shop", 'a"b'])
+def test_a_name_that_a_pipeline_cannot_have_is_refused_before_a_file_is_written(name: str) -> None:
+    with create_defs_folder_sandbox() as sandbox:
+        with pytest.raises(InvalidNameError, match=re.escape(repr(name))):
+            sandbox.scaffold_component(
+                component_cls=CheckpointedPipelineComponent, defs_path="shop", scaffold_params={"name": name}
+            )
+        assert not list((sandbox.defs_folder_path / "shop").iterdir())
 
 
 PIPELINE = """
