@@ -432,6 +432,53 @@ def test_a_table_that_is_dropped_while_rows_are_staged(database: Database) -> No
     assert database.rows() == [(1,)]
 
 
+ALTERED: list[tuple[str, pa.DataType, Any, list[str], bool]] = [
+    ("sqlite", pa.string(), "0012", ["DROP TABLE t", "CREATE TABLE t (n BIGINT, v INTEGER, c TEXT)"], False),
+    ("sqlite", pa.string(), "0012", ["DROP TABLE t", "CREATE TABLE t (n BIGINT, v VARCHAR(2), c TEXT)"], True),
+    ("postgresql", pa.decimal128(10, 3), Decimal("1.234"), ["ALTER TABLE t ALTER v TYPE NUMERIC(10, 2)"], False),
+    ("postgresql", pa.decimal128(10, 3), Decimal("1.230"), ["ALTER TABLE t ALTER v TYPE NUMERIC(12, 4)"], True),
+    ("postgresql", pa.float64(), 0.1, ["ALTER TABLE t ALTER v TYPE REAL"], False),
+    ("postgresql", pa.string(), "ab  ", ["ALTER TABLE t ALTER v TYPE VARCHAR(2)"], False),
+    ("postgresql", pa.timestamp("us"), MOMENTS[1].replace(tzinfo=None), ["ALTER TABLE t ALTER v TYPE TIMESTAMP(0)"], False),
+    ("postgresql", pa.timestamp("us", "UTC"), MOMENTS[1], ["ALTER TABLE t ALTER v TYPE TIMESTAMP"], False),
+]
+
+
+@pytest.mark.parametrize(("kind", "arrow", "value", "changes", "fits"), ALTERED, ids=[f"{e[0]}-{e[3][-1]}" for e in ALTERED])
+def test_no_value_is_changed_by_a_table_that_is_altered_while_a_run_writes(
+    request: pytest.FixtureRequest, kind: str, arrow: pa.DataType, value: Any, changes: list[str], fits: bool
+) -> None:
+    """Staged rows, rows that were taken back, and rows that come later: each keeps its value, or is refused and stays."""
+    database: Database = request.getfixturevalue("sqlite" if kind == "sqlite" else "server")
+    sink = database.opened(checkpoint_column="c")
+
+    def written(number: int) -> str:
+        database.write(sink, pa.table({"n": pa.array([number], pa.int64()), "v": pa.array([value], arrow)}), number)
+        return sink.pre_commit(number) or ""
+
+    sink.commit(written(1))
+    sink.commit(written(2))
+    sink = database.opened(context(epoch=2), checkpoint_column="c")
+    sink.recover([], restored=1)
+    waiting = written(3)
+    database.run("DELETE FROM t")
+    database.run(*changes)
+    if fits:
+        sink.commit(waiting)
+        assert database.rows("SELECT n, v FROM t") == [(3, value)]
+        return
+    with pytest.raises(SinkTargetChanged, match=r"column 'v' of t to hold.*changes their values.*stay in t__staging"):
+        sink.commit(waiting)
+    with pytest.raises((SinkColumnsMismatch, SinkRowsRefused), match="column 'v'"):
+        written(4)
+    sink.close()
+    forth = database.opened(context(epoch=3), checkpoint_column="c")
+    with pytest.raises(SinkTargetChanged, match=r"column 'v' of t to hold.*stay in t__taken_back"):
+        forth.recover([], restored=2)
+    assert database.rows("SELECT n, v FROM t") == []
+    assert [n for (n,) in database.rows("SELECT n FROM t__taken_back")] == [2]
+
+
 def test_a_constraint_that_refuses_the_commit(database: Database) -> None:
     database.run("CREATE TABLE t (n BIGINT CHECK (n < 10))")
     sink = database.opened()

@@ -6,7 +6,7 @@ Every method is one part of a transaction that the caller has begun. Must not kn
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -168,6 +168,7 @@ class SinkTable:
 
         Raises:
             SinkTransactionLost: the staging table has another number of rows.
+            SinkTargetChanged: the target was altered, and does not hold the rows exactly any more.
         """
         source = self._staging(staging)
         found = connection.execute(sa.select(sa.func.count()).select_from(source)).scalar_one()
@@ -176,6 +177,7 @@ class SinkTable:
                 f"{self._sink}: expected {rows} staged rows in {staging}, found {found}: another program has changed that table"
             )
         names = [each["name"] for each in sa.inspect(connection).get_columns(staging, schema=self._schema)][1:]
+        self._check_exact(connection, source, self._table(), names)
         self._insert(connection, source, names, mark)
         self.drop_staging(connection, staging)
 
@@ -208,7 +210,7 @@ class SinkTable:
         hidden = self._taken_back()
         if not self._has(connection, hidden.name):
             self._create_taken_back(connection)
-        elif not self._types(connection, self._name).items() <= self._types(connection, hidden.name).items():
+        elif not _shown(self._types(connection, self._name)).items() <= _shown(self._types(connection, hidden.name)).items():
             self._create_taken_back_again(connection)
         return self._move_marked(connection, self._table(), hidden, mark)
 
@@ -241,14 +243,38 @@ class SinkTable:
         )
         self._create_taken_back(connection)
         names = self._common(connection, former, hidden)
+        self._check_exact(connection, former, hidden, names)
         rows = sa.select(*_columns(names)).select_from(former)
         connection.execute(sa.insert(self._named(hidden.name, names)).from_select(names, rows))
         connection.execute(DropTable(former))
 
-    def _types(self, connection: sa.Connection, table: str) -> dict[str, str]:
-        """The columns of a table with their types; SQLite has other names of types in copied tables, and enforces none."""
-        found = sa.inspect(connection).get_columns(table, schema=self._schema)
-        return {each["name"]: repr(each["type"]) if self._kind == "postgresql" else "" for each in found}
+    def _types(self, connection: sa.Connection, table: str) -> dict[str, Any]:
+        """The columns of a table with their types; of SQLite their affinities: copied tables have no more of a type."""
+        if self._kind == "sqlite":
+            found = connection.exec_driver_sql(f"PRAGMA table_xinfo({connection.dialect.identifier_preparer.quote(table)})")
+            return {name: _affinity(declared) for _, name, declared, *_ in found}
+        return {each["name"]: each["type"] for each in sa.inspect(connection).get_columns(table, schema=self._schema)}
+
+    def _check_exact(self, connection: sa.Connection, source: sa.Table, into: sa.Table, names: Sequence[str]) -> None:
+        """Refuse to give a table rows whose values it would change: it was altered since the rows were written.
+
+        A database converts such values, some of them without an error: it rounds numbers and times, and cuts texts off.
+        """
+        connection.execute(sa.select(sa.literal(1)).select_from(into).limit(0))  # holds the columns until the transaction ends
+        given, taken = self._types(connection, source.name), self._types(connection, into.name)
+        for name in names:
+            if repr(before := given[name]) == repr(now := taken.get(name, before)):
+                continue
+            if self._kind == "postgresql" and getattr(before, "timezone", None) is getattr(now, "timezone", None):
+                (value,) = _columns([name])
+                differs = sa.cast(sa.cast(value, now), before).is_distinct_from(value)
+                if connection.execute(sa.select(sa.literal(1)).select_from(source).where(differs).limit(1)).first() is None:
+                    continue
+            raise SinkTargetChanged(
+                f"{self._sink}: expected column {name!r} of {into.name} to hold rows that were written for the type {before}, "
+                f"found the type {now}, which changes their values: the table was altered in between. Nothing was changed, and "
+                f"the rows stay in {source.name}: give the column its former type or a wider one, and start the run again"
+            )
 
     def _common(self, connection: sa.Connection, source: sa.Table, into: sa.Table) -> list[str]:
         """The columns that rows of one table can give to another. For a name that a table does not have SQLite gives the name."""
@@ -258,6 +284,7 @@ class SinkTable:
 
     def _move_marked(self, connection: sa.Connection, source: sa.Table, into: sa.Table, mark: str) -> int:
         names = self._common(connection, source, into)
+        self._check_exact(connection, source, into, names)
         chosen = sa.select(*_columns(names)).select_from(source).where(self._mark() == mark)
         connection.execute(sa.insert(self._named(into.name, names)).from_select(names, chosen))
         return int(connection.execute(sa.delete(source).where(self._mark() == mark)).rowcount)
@@ -287,6 +314,26 @@ class SinkTable:
             return whole
         suffix = f"_{hashlib.sha256(self._name.encode()).hexdigest()[:8]}{suffix}"
         return self._name.encode()[: IDENTIFIER_BYTES - len(suffix)].decode(errors="ignore") + suffix
+
+
+def _shown(types: Mapping[str, Any]) -> dict[str, str]:
+    return {name: repr(each) for name, each in types.items()}
+
+
+def _affinity(declared: str) -> str:
+    """What SQLite converts the values of a column to, by its declared type, as it writes it for a copied table.
+
+    Source: https://www.sqlite.org/datatype3.html, "Determination Of Column Affinity".
+    """
+    for parts, affinity in (
+        (("INT",), "INT"),
+        (("CHAR", "CLOB", "TEXT"), "TEXT"),
+        (("BLOB",), ""),
+        (("REAL", "FLOA", "DOUB"), "REAL"),
+    ):
+        if any(part in declared.upper() for part in parts):
+            return affinity
+    return "NUM" if declared else ""
 
 
 def _columns(names: Sequence[str]) -> list[Any]:

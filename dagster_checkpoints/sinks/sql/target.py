@@ -237,6 +237,7 @@ class SqlTarget(AtomicTarget):
         self._guard(self._ledger.lock(connection, self._index))
         staging = self._table.staging_name(hashlib.sha256(name.encode()).hexdigest()[:16])
         self._table.create_staging(connection, staging, [each.name for each in self._columns])
+        self._limits = self._table.prepare(connection, self._columns)  # it may have been altered since the last transaction
         self._ledger.stage(connection, self._index, name, staging)
         return staging
 
