@@ -20,6 +20,14 @@ def parquet_rows(file: Path) -> int:
     return int(pq.read_metadata(file).num_rows)
 
 
+def null_count(file: Path, column: str) -> int:
+    """The number of nulls in a column of a Parquet file that has it, counted in its rows."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(file) as parquet:
+        return int(parquet.read(columns=[column])[column].null_count)
+
+
 def fits(metadata: Any) -> bool:
     """Whether all times are in microseconds.
 

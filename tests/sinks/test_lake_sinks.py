@@ -291,6 +291,23 @@ def test_nulls_where_the_table_holds_none_are_refused(lake: LakeRows[Any]) -> No
     assert lake.rows() == [1]
 
 
+@pytest.mark.parametrize("statistics", [True, False])
+def test_a_column_without_nulls_is_taken_also_where_no_statistics_count_them(lake: LakeRows[Any], statistics: bool) -> None:
+    """Delta counts those of the first 32 columns; Spark's footers have nothing of a column with a very long value."""
+    sink = lake.opened(settings={"key": "k"})
+
+    def segment(*keys: int | None) -> str:
+        file = lake.segment(**{f"c{at}": pa.array(keys, pa.int64()) for at in range(32)}, k=pa.array(keys, pa.int64()))
+        pq.write_table(pq.read_table(file), file, write_statistics=statistics)
+        return file
+
+    sink.write(BATCH, [segment(1, 2)], 1)
+    sink.commit(sink.pre_commit(1))
+    with pytest.raises(SinkRowsRefused, match="'k'"):
+        sink.write(BATCH, [segment(3, None)], 2)
+    assert lake.sorted_rows("k") == [(1,), (2,)]
+
+
 def test_types_that_the_format_does_not_have_are_refused(lake: LakeRows[Any]) -> None:
     with pytest.raises(SinkColumnsMismatch, match=r"(?i)duration.*Cast the column"):
         lake.opened().write(BATCH, [lake.segment(t=pa.array([[1]], pa.list_(pa.duration("us"))))], 0)

@@ -41,6 +41,7 @@ from dagster_checkpoints.sinks.lake.stage_rows import RowVisibility, files_of_ot
 from dagster_checkpoints.sinks.lake.table_log import ActiveFile, DataFile, LakeChange, PreparedFile, StagedTransaction
 from dagster_checkpoints.sinks.lake.transactions import TransactionFiles
 from dagster_checkpoints.sinks.ledger import Change, Commit, Ledger, Staged, StagedName
+from dagster_checkpoints.sinks.parquet_files import null_count
 from dagster_checkpoints.sinks.target import AtomicTarget, Batch, Guard, Sealed
 from dagster_checkpoints.sinks.temporary_folder import TemporaryFolder, temporary_folder
 from dagster_checkpoints.systems.errors import (
@@ -439,13 +440,14 @@ class LakeTarget(AtomicTarget):
     def _check_nulls(self, prepared: Sequence[PreparedFile], fitted: Fitted) -> None:
         for part in prepared:
             for column in sorted(fitted.required):
-                found = sum(v is None for n, v in part.partition.items() if n == column) or part.nulls.get(
-                    column, 0 if column in part.partition else 1
-                )
-                if found:
+                if part.partition[column] is None if column in part.partition else _nulls(part, column):
                     raise SinkRowsRefused(
                         f"{self._sink}: expected no nulls in column {column!r}, which belongs to the key, or which the table "
-                        f"declares not null, found at least one in {part.rows} rows, or a file that does not count them. Filter "
-                        "these rows or fill the column in the stage; or allow nulls in the table. An empty text in a partition "
-                        "column may be null, too"
+                        f"declares not null, found at least one in {part.rows} rows. Filter these rows or fill the column in the "
+                        "stage; or allow nulls in the table. An empty text in a partition column may be null, too"
                     )
+
+
+def _nulls(part: PreparedFile, column: str) -> int:
+    """The number of a column's nulls; footers have none for long values, and metadata of tables for the first columns only."""
+    return part.nulls[column] if column in part.nulls else null_count(part.source, column)
