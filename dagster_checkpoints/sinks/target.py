@@ -12,13 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster_checkpoints.sinks.engine import Plan, SinkScope
 from dagster_checkpoints.sinks.ledger import Commit, Ledger, Moves, Staged
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 Guard = Callable[[Ledger], None]
 """Raises SinkFenced if a ledger names a newer owner."""
@@ -31,12 +28,10 @@ class Batch:
     Args:
         id: Spark's id: the same id in the same attempt is the same batch again, and replaces what was staged before.
         files: its rows, as Parquet files of this machine. They may be deleted after the call.
-        frame: likewise, as a DataFrame; evaluating it reads the files.
     """
 
     id: int
     files: Sequence[Path]
-    frame: DataFrame
 
 
 @dataclass(frozen=True)

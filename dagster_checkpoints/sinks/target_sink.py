@@ -160,7 +160,7 @@ class TargetSink(TwoPhaseCommitSink):
             one.current = one.life.next_name()
         if one.current is not None:
             paths = [local_path(file) or Path(os.path.abspath(file)) for file in files]
-            one.target.stage(one.current, Batch(batch_id, paths, batch))
+            one.target.stage(one.current, Batch(batch_id, paths))
 
     def pre_commit(self, checkpoint_id: int) -> str | None:
         one = self._opened()

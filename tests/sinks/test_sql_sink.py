@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import json
 import math
 import os
 import re
@@ -16,7 +17,6 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -338,12 +338,14 @@ def test_rows_that_no_table_can_hold(database: Database, server: Database) -> No
         database.write(sink, pa.table({"C": [1]}))
     with pytest.raises(SinkColumnsMismatch, match=r"key's columns x.*without x"):
         database.write(database.opened(table="u", key="x"), _numbers(1))
-    interval = SimpleNamespace(name="n", dataType=SimpleNamespace(simpleString=lambda: "interval day to second"))
-    file = database.folder / "interval.parquet"
-    pq.write_table(_numbers(1), file)
-    batch: Any = SimpleNamespace(schema=SimpleNamespace(fields=[interval]))
+    fields = json.dumps({"fields": [{"name": "n", "type": "interval day to second"}]})
+    interval = _numbers(1).replace_schema_metadata({"org.apache.spark.sql.parquet.row.metadata": fields})
     with pytest.raises(SinkColumnsMismatch, match="interval day to second"):
-        sink.write(batch, [str(file)], 0)
+        database.write(sink, interval)
+    file = database.folder / "interval.parquet"
+    pq.write_table(interval, file)
+    with pytest.raises(SinkColumnsMismatch, match="interval day to second"):
+        database.sink().check_target(context(), file)
     with pytest.raises(SinkRowsRefused, match=r"U\+0000.*'w'"):
         server.write(server.opened(table="v"), pa.table({"w": ["a\0b"]}))
     server.run("CREATE TABLE short (w VARCHAR(2))")

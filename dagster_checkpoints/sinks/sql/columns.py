@@ -14,6 +14,7 @@ from sqlalchemy import types as sql
 from sqlalchemy.dialects import postgresql
 
 from dagster_checkpoints.sinks.exact_values import ColumnLimits
+from dagster_checkpoints.sinks.parquet_files import intervals_in
 from dagster_checkpoints.systems.errors import ReservedSinkColumn, SinkColumnsMismatch
 from dagster_checkpoints.systems.sql_address import IDENTIFIER_BYTES, DatabaseKind
 
@@ -40,13 +41,12 @@ class SinkColumn:
 
 
 def stage_columns(
-    schema: pa.Schema, batch: Any, kind: DatabaseKind, checkpoint_column: str | None, key: Sequence[str], sink: str
+    schema: pa.Schema, kind: DatabaseKind, checkpoint_column: str | None, key: Sequence[str], sink: str
 ) -> tuple[SinkColumn, ...]:
     """The stage's columns with their SQL types.
 
     Args:
-        schema: the schema of a batch's files.
-        batch: the batch; if it is Spark's, types are refused that files cannot distinguish.
+        schema: the schema of a batch's files, with their metadata.
         kind: the kind of the database.
         checkpoint_column: name of the column that the sink adds; None without one.
         key: names of the columns by which rows are replaced.
@@ -57,11 +57,7 @@ def stage_columns(
         SinkColumnsMismatch: a column has a type or a name that the database cannot hold; or a column of the key is missing.
     """
     _check_names(schema.names, kind, checkpoint_column, sink)
-    intervals = {
-        field.name: field.dataType.simpleString()
-        for field in getattr(getattr(batch, "schema", None), "fields", ())
-        if field.dataType.simpleString().startswith("interval")
-    }
+    intervals = intervals_in(schema)
     columns = []
     for field in schema:
         sql_type = None if field.name in intervals else _sql_type(field.type, kind)

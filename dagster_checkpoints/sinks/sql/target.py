@@ -117,7 +117,7 @@ class SqlTarget(AtomicTarget):
             file: a Parquet file with the stage's columns, without rows.
         """
         kind = self.database.address.kind
-        columns = stage_columns(pq.read_schema(file), None, kind, self._checkpoint_column, self._key, self._sink)
+        columns = stage_columns(pq.read_schema(file), kind, self._checkpoint_column, self._key, self._sink)
         if kind == "sqlite":
             try_directory(Path(str(self.database.address.url.database)).parent, self._sink)
         if self.is_missing_file:
@@ -162,7 +162,7 @@ class SqlTarget(AtomicTarget):
     def stage(self, name: str, batch: Batch) -> None:
         one = self._open.setdefault(name, _StagedBatches())
         if batch.files:
-            self._prepare(batch.frame, batch.files[0])
+            self._prepare(batch.files[0])
         rows, former = sum(map(parquet_rows, batch.files)), one.batches.get(batch.id, range(0))
         if not rows and not former:
             return
@@ -211,7 +211,7 @@ class SqlTarget(AtomicTarget):
 
     def restage(self, staged: Staged, files: Mapping[str, Path]) -> None:
         ordered = [files[name] for name in sorted(files)]
-        self._prepare(None, ordered[0])
+        self._prepare(ordered[0])
 
         def work(connection: Connection) -> None:
             if self._ledger.staging_table(connection, staged.name) is None:
@@ -219,12 +219,12 @@ class SqlTarget(AtomicTarget):
 
         self.database.write(work)
 
-    def _prepare(self, frame: object, file: Path) -> None:
+    def _prepare(self, file: Path) -> None:
         """Create the table for the rows, or check that it holds them; once."""
         schema = pq.read_schema(file)
         if self._columns and [(each.name, each.arrow) for each in self._columns] == [(f.name, f.type) for f in schema]:
             return
-        columns = stage_columns(schema, frame, self.database.address.kind, self._checkpoint_column, self._key, self._sink)
+        columns = stage_columns(schema, self.database.address.kind, self._checkpoint_column, self._key, self._sink)
 
         def work(connection: Connection) -> dict[str, ColumnLimits]:
             self._ledger.serialize(connection)
