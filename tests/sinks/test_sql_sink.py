@@ -819,8 +819,11 @@ def test_one_table_has_one_sink(sqlite: Database, monkeypatch: pytest.MonkeyPatc
         return [bounded_source(name=f"s{n}", sink=SqlSink(*each))(lambda context: None) for n, each in enumerate(tables)]
 
     with pytest.raises(PipelineDefinitionError, match="separate locations"):
-        Pipeline("p", sources((sqlite.url, "t"), ("sqlite:///data.db", "t")))
+        Pipeline("p", sources((sqlite.url, "t"), ("sqlite:///data.db", "T")))
     Pipeline("p", sources((sqlite.url, "t"), (sqlite.url, "tt")))
+    sqlite.run("CREATE TABLE T (n BIGINT)")
+    with pytest.raises(SinkColumnsMismatch, match=r"a table 't', found 'T'\. Give the sink the table's name as it is"):
+        sqlite.write(sqlite.opened(), _numbers(1))
 
 
 def test_without_sqlalchemy(monkeypatch: pytest.MonkeyPatch) -> None:

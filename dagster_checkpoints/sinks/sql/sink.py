@@ -88,8 +88,9 @@ class SqlSink(TargetSink):
         """The database, the schema and the table; None if only a run knows the database."""
         if is_known_now(self._url):
             address = sql_address(self._url)
-            default = "public" if address.kind == "postgresql" else "main"
-            return f"{address.shown}/{self.schema or default}/{self.table}"
+            if address.kind == "sqlite":
+                return f"{address.shown}/main/{self.table.lower()}"  # SQLite does not distinguish capital letters
+            return f"{address.shown}/{self.schema or 'public'}/{self.table}"
         name = variable_name(self._url)
         return None if name is None else f"${name}/{self.schema or ''}/{self.table}"
 

@@ -68,14 +68,19 @@ class SinkTable:
             What the table's columns cannot hold, by name.
 
         Raises:
-            SinkColumnsMismatch: the table does not fit the stage's rows, or is a view.
+            SinkColumnsMismatch: the table does not fit the stage's rows, is a view, or has a name in other capital letters.
         """
         inspector = sa.inspect(connection)
         if not inspector.has_table(self._name, schema=self._schema):
             self._create(connection, columns)
             return column_limits((), columns, self._key, self._kind)
-        if self._name not in inspector.get_table_names(schema=self._schema):
-            raise SinkColumnsMismatch(f"{self._sink}: expected a table, found a view. Give the sink the table behind it")
+        if self._name not in (existing := inspector.get_table_names(schema=self._schema)):
+            # SQLite, which does not distinguish capital letters, has found a table by another name
+            other = [name for name in existing if name.lower() == self._name.lower() and self._kind == "sqlite"]
+            shown = (
+                f"{other[0]!r}. Give the sink the table's name as it is" if other else "a view. Give the sink the table behind it"
+            )
+            raise SinkColumnsMismatch(f"{self._sink}: expected a table {self._name!r}, found {shown}")
         found = inspector.get_columns(self._name, schema=self._schema)
         check_table(found, columns, self._kind, self._checkpoint_column, self._sink)
         if self._key and not self._is_unique(inspector):
