@@ -50,9 +50,13 @@ def check_removed_stages(checkpoint: FittedCheckpoint) -> FittedCheckpoint | Non
     gone, recorded = checkpoint.removed_stages, checkpoint.recorded
     # A fully finished stage has no state, except for its enumerator.
     with_state = [name for name in gone if not recorded[name].fully_finished or recorded[name].enumerator is not None]
-    if with_state and not checkpoint.allow_non_restored_state:
-        raise NonRestoredState(_unclaimed_message(checkpoint, with_state))
-    return checkpoint.changed("left behind", [f"the state of {quoted(with_state)}"]) if with_state else None
+    if not with_state:
+        return None
+    waiting = _with_waiting_rows(checkpoint, with_state)
+    if not checkpoint.allow_non_restored_state:
+        raise NonRestoredState(_unclaimed_message(checkpoint, with_state, waiting))
+    rows = [_rows_left(waiting)] if waiting else []
+    return checkpoint.changed("left behind", [f"the state of {quoted(with_state)}", *rows])
 
 
 def check_sinks(checkpoint: FittedCheckpoint) -> FittedCheckpoint | None:
@@ -61,9 +65,8 @@ def check_sinks(checkpoint: FittedCheckpoint) -> FittedCheckpoint | None:
     Raises:
         SinkRemoved: names the stage and the remedies.
     """
-    without = {stage.name for stage in checkpoint.pipeline.stages if isinstance(stage, Stage) and stage.sink is None}
-    tasks = [task for chain in checkpoint.metadata.chains for task in chain.tasks.values()]
-    waiting = [name for task in tasks for name, snapshot in task.stages.items() if snapshot.transactions and name in without]
+    without = [stage.name for stage in checkpoint.pipeline.stages if isinstance(stage, Stage) and stage.sink is None]
+    waiting = _with_waiting_rows(checkpoint, without)
     if not waiting:
         return None
     if not checkpoint.allow_non_restored_state:
@@ -72,8 +75,18 @@ def check_sinks(checkpoint: FittedCheckpoint) -> FittedCheckpoint | None:
             "unless they were before. Put the sink back; or set allow_non_restored_state to leave these rows behind, which "
             "loses none after a suspend: it has committed them."
         )
-    stages = quoted(dict.fromkeys(waiting))
-    return checkpoint.changed("left behind", [f"rows for the sinks that {stages} had, unless they have been committed"])
+    return checkpoint.changed("left behind", [_rows_left(waiting)])
+
+
+def _with_waiting_rows(checkpoint: FittedCheckpoint, stages: Iterable[str]) -> list[str]:
+    """Those of the stages for whose sinks the checkpoint holds rows, which a restore commits unless they were before."""
+    tasks = [task for chain in checkpoint.metadata.chains for task in chain.tasks.values()]
+    held = [name for task in tasks for name, snapshot in task.stages.items() if snapshot.transactions]
+    return [name for name in dict.fromkeys(held) if name in {*stages}]
+
+
+def _rows_left(stages: Sequence[str]) -> str:
+    return f"rows for the sinks that {quoted(stages)} had, unless they have been committed"
 
 
 def check_split_sources(checkpoint: FittedCheckpoint) -> None:
@@ -169,8 +182,14 @@ def _finished_message(stage: StageMetadata, source: str, upstream: StageMetadata
     )
 
 
-def _unclaimed_message(checkpoint: FittedCheckpoint, unclaimed: Sequence[str]) -> str:
-    """The text for state without a stage: after a rename the uid keeps it; in another pipeline's checkpoint nothing is to do."""
+def _unclaimed_message(checkpoint: FittedCheckpoint, unclaimed: Sequence[str], waiting: Sequence[str]) -> str:
+    """The text for state without a stage: after a rename the uid keeps it; in another pipeline's checkpoint nothing is to do.
+
+    Args:
+        checkpoint: the checkpoint.
+        unclaimed: the stages that the pipeline does not have.
+        waiting: those of them for whose sinks the checkpoint holds rows.
+    """
     present, new, where = sorted(checkpoint.instances), sorted(checkpoint.new_stages), checkpoint.where
     uids = [name.removeprefix("uid ") for name in unclaimed]
     found = (
@@ -191,8 +210,9 @@ def _unclaimed_message(checkpoint: FittedCheckpoint, unclaimed: Sequence[str]) -
         )
     kept = f"If a stage was renamed, {renamed}: it then keeps its state. " if new else ""
     back = "Otherwise put it back under that name" if new else "Put the stage back under that name"
+    rows = f", and {_rows_left(waiting)}, as after a suspend" if waiting else ""
     return found + (
-        f"{kept}{back}; or, if it was removed on purpose, set allow_non_restored_state, which loses its state for ever."
+        f"{kept}{back}; or, if it was removed on purpose, set allow_non_restored_state, which loses its state for ever{rows}."
     )
 
 
