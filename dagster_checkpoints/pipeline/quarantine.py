@@ -161,7 +161,7 @@ class RefusedRowLimit:
         exceeded = [
             f"expected most_rows={limits.most_rows}" if limits.most_rows is not None and bad > limits.most_rows else "",
             f"expected most_share={limits.most_share}"
-            if limits.most_share is not None and bad > limits.most_share * rows
+            if limits.most_share is not None and bad / rows > limits.most_share  # 0.29 * 100 is less than 29
             else "",
         ]
         broken = " and ".join(filter(None, exceeded))

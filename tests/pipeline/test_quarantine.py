@@ -32,7 +32,7 @@ from dagster_checkpoints.pipeline.errors import (
     OverlappingSinksError,
     UnusedStageError,
 )
-from dagster_checkpoints.sinks import SqlSink
+from dagster_checkpoints.sinks import DeltaSink, FileSink, IcebergSink, KafkaSink, ParquetSink, SqlSink
 
 
 class Sink:
@@ -178,6 +178,26 @@ def test_pipelines_that_cannot_run(stages: str, error: type[Exception], text: st
         Pipeline("p", [raw, orders, *([another] if stages == "same name" else [])])
 
 
+@pytest.mark.parametrize(
+    "sink",
+    [
+        lambda: ParquetSink("/data/orders"),
+        lambda: FileSink("/data/orders/", "csv"),
+        lambda: FileSink("s3://lake/orders"),
+        lambda: DeltaSink("file:///data/orders"),
+        lambda: IcebergSink("lake.orders", warehouse="/data/lake"),
+        lambda: SqlSink("sqlite:////data/shop.db", "orders"),
+        lambda: KafkaSink("orders", "broker:9092", staging="/data/staging"),
+    ],
+)
+def test_both_tables_are_one_table(sink: Any) -> None:
+    @bounded_source(sink=sink(), quarantine=Quarantine(GOOD, sink()))
+    def orders(context: Any) -> Any: ...
+
+    with pytest.raises(OverlappingSinksError, match=r"that of Stage 'orders_refused' .* which is the same location"):
+        Pipeline("p", [orders])
+
+
 def test_a_stage_with_a_quarantine_ends_its_query() -> None:
     """Its rows are written once, and each of the two kinds has its readers."""
 
@@ -232,3 +252,14 @@ def test_the_limit_counts_the_rows_since_the_last_commit(
             limit.committed(number - then)
             committed = taken[number - then]
             taken = {each: counts for each, counts in taken.items() if each > number - then}
+
+
+def test_a_share_that_is_reached_exactly_is_within_the_limit() -> None:
+    """`0.29 * 100` is less than 29 in floating point."""
+    for most in range(101):
+        limit = RefusedRowLimit(Quarantine(GOOD, SINK, most_share=most / 100), "0")
+        (reached,) = limit.evaluate(1, 100 - most, most)
+        assert reached.result.passed, reached.result.description
+        if most < 100:
+            (exceeded,) = limit.evaluate(2, 99 - most, most + 1)
+            assert not exceeded.result.passed
