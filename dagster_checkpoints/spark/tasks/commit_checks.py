@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dagster_checkpoints.pipeline import CheckEvaluation, CommitCheck
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SampleRow = Mapping[str, Any]
-"""A row by its columns, as pyarrow gives it."""
+"""A row by its columns, as pyarrow gives it; a value that Python does not have is a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,4 +116,18 @@ class CommitChecks:
 def _first_rows(file: Path, number: int) -> tuple[SampleRow, ...]:
     with pq.ParquetFile(file) as parquet:
         batch = next(parquet.iter_batches(batch_size=number), None)
-    return tuple(batch.to_pylist()) if batch is not None else ()
+    if batch is None:
+        return ()
+    columns = [_values(column) for column in batch.columns]
+    return tuple(dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """Values for people: one that Python does not have, such as text that is not UTF-8 or a time after the year 9999, as text."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except (ValueError, OverflowError):
+        if len(column) > 1:
+            return [value for row in range(len(column)) for value in _values(column.slice(row, 1))]
+        values = [" ".join(column.to_string().split()).removeprefix("[ ").removesuffix(" ]").strip('"')]
+    return values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,28 @@ def test_a_sample_needs_no_check_and_holds_no_file(tmp_path: Path) -> None:
     assert rows.kept == []
     assert rows.checks.evaluate(1) == ()
     assert rows.checks.committed(1).sample == ({"id": 1, "name": "a"}, {"id": 2, "name": "a"})
+
+
+def test_a_sample_shows_values_that_python_does_not_have(tmp_path: Path) -> None:
+    """Malformed input has them: bytes of a message that are no UTF-8, times after the year 9999."""
+    data = pa.array([b"caf\xe9", b"text", None], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 3, data.buffers())
+    at = pa.array([2**58, 0, None], pa.timestamp("us", "UTC"))
+    columns = {
+        "text": text,
+        "at": at,
+        "day": pa.array([2**30, 0, None], pa.int32()).view(pa.date32()),
+        "nested": pa.StructArray.from_arrays([text, at], ["text", "at"]),
+        "number": pa.array([1, 2, 3]),
+    }
+    file = tmp_path / "batch.parquet"
+    pq.write_table(pa.table(columns), file)
+    rows = Rows(tmp_path, sample_rows=3)
+    rows.checks.add(SegmentFiles((file,), 3, (1,)), 0, [file])
+    rows.checks.evaluate(1)
+    first, second, third = rows.checks.committed(1).sample
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    assert second == {"text": "text", "at": epoch, "day": date(1970, 1, 1), "nested": {"text": "text", "at": epoch}, "number": 2}
+    assert third == {"text": None, "at": None, "day": None, "nested": {"text": None, "at": None}, "number": 3}
+    assert (first["text"], first["at"], first["number"]) == ("caf\ufffd", "11103-08-29 17:22:31.711744Z", 1)
+    assert "value out of range" in first["day"] and "caf\ufffd" in first["nested"] and first["at"] in first["nested"]
