@@ -70,6 +70,7 @@ class Quarantine:
                 f"Quarantine: expected a dict of 1 to {MOST_CONDITIONS} conditions by name, such as "
                 f'{{"amount_is_positive": "amount > 0"}}, found {self.conditions!r}.'
             )
+        object.__setattr__(self, "conditions", dict(self.conditions))  # the user's dict may be extended for another stage
         for name, condition in self.conditions.items():
             check_name("condition", name)
             if not (isinstance(condition, str) and condition.strip()) and (

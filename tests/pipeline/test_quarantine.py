@@ -113,6 +113,14 @@ def orders_pipeline(quarantine: Quarantine | None = None, name: str = "orders", 
     return Pipeline("p", [raw, orders])
 
 
+def test_a_dict_that_is_changed_later_changes_no_quarantine() -> None:
+    conditions = dict(GOOD)
+    first = Quarantine(conditions, SINK)
+    conditions["has_key"] = "k IS NOT NULL"
+    second = Quarantine(conditions, SINK)
+    assert ([*first.conditions], [*second.conditions]) == (["is_positive"], ["is_positive", "has_key"])
+
+
 def test_the_stage_of_refused_rows_is_a_stage_of_the_pipeline() -> None:
     pipeline = orders_pipeline(Quarantine({**GOOD, "has_key": lambda rows: rows.k}, SINK), uid="o", instances=["a", "b"])
     refused = pipeline.stage("orders_refused")
