@@ -25,6 +25,7 @@ from dagster_checkpoints.sinks import (
     KafkaSink,
     SinkColumnsMismatch,
     SinkPathInUse,
+    SinkRowsRefused,
     SinkUnavailable,
 )
 from dagster_checkpoints.sinks.engine import SinkScope
@@ -91,6 +92,18 @@ def test_columns_become_keys_values_and_headers_as_they_are() -> None:
         "headers.at": [b"2026-01-01T00:00:00.000000", None],
     }
     assert formatted(table.select(["k", "h"]), headers=("h",)).column("value").to_pylist() == [b'{"k":1}', b'{"k":null}']
+
+
+def test_a_column_that_is_not_sent_may_hold_what_no_message_can() -> None:
+    """As of a message that could not be parsed: its bytes are sent on, and a copy of them as text is left out."""
+    data = pa.array([b"\xff {", b"{}"], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 2, data.buffers())
+    table = pa.table({"value": data, "refused_by": ["is_parsed", "is_known"], "_corrupt_record": text})
+    sent = formatted(table, value="value", headers=("refused_by",))
+    assert sent.column("value").to_pylist() == [b"\xff {", b"{}"]
+    for settings in ({}, {"value": "_corrupt_record"}, {"value": "value", "headers": ("_corrupt_record",)}):
+        with pytest.raises(SinkRowsRefused, match=r"expected text in UTF-8, found b'\\xff \{' in column '_corrupt_record'"):
+            formatted(table, **settings)
 
 
 @pytest.mark.parametrize(

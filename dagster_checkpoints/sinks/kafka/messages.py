@@ -73,6 +73,8 @@ class MessageFormat:
         Raises:
             SinkRowsRefused: a text is not UTF-8, or a time is not of the years 1 to 9999.
         """
+        if self.value is not None:  # other columns are no part of a message
+            batch = batch.select([*dict.fromkeys(name for name in (self.key, self.value, *self.headers) if name is not None)])
         check_values(batch, {}, [name for name in (self.key,) if name is not None], self.sink)
         columns = {KEY: pa.nulls(batch.num_rows, pa.binary()) if self.key is None else self._bytes(batch, self.key)}
         columns[VALUE] = self._json(batch) if self.value is None else self._bytes(batch, self.value)
