@@ -151,7 +151,8 @@ def test_dispose_refuses_a_savepoint_elsewhere_that_the_next_run_starts_from(
         local.ownership.claim(local.storage.list_checkpoints()[0])
     local.end("FINISHED", ended_by="suspend")
     [path] = (tmp_path / folder).iterdir()
-    for named in ("43", location, str(path)):
+    (tmp_path / "link").symlink_to(tmp_path / folder)
+    for named in ("43", location, str(path), f"{tmp_path}/link/{path.name}"):
         refused = local.json("dispose", named, "--yes", code=1)["message"]
         assert ("a run of flights has claimed" if claimed else "the next run of flights would be restored") in refused
     assert local.json("verify", location)["ok"]
