@@ -89,10 +89,18 @@ def source_of_file(file: str, sources: Mapping[str, DataFrame]) -> str | None:
         sources: The DataFrame of each source, by the name of its stage.
     """
     path = unquote(urlsplit(file).path)
+    found: dict[str, str] = {}
     for name, frame in sources.items():
         for leaf in streams(frame):
             read = _SOURCE.match(stream_name(leaf))
-            # A pattern names files below the directory in front of its first special character.
-            if read is not None and path.startswith(re.split(r"[*?\[{]", urlsplit(read["path"]).path)[0]):
-                return name
-    return None
+            if read is not None and (folder := _folder_of(urlsplit(read["path"]).path, path)) is not None:
+                found.setdefault(folder, name)
+    return found[max(found, key=len)] if found else None
+
+
+def _folder_of(read: str, file: str) -> str | None:
+    """The directory that a source reads, if a file is in it: of a pattern what is in front of its first special character."""
+    folder = re.split(r"[*?\[{]", read)[0]
+    if folder == read:
+        folder = f"{read.rstrip('/')}/"
+    return folder if f"{file}/".startswith(folder) else None

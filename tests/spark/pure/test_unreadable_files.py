@@ -1,0 +1,36 @@
+"""Which of the sources of a query reads a file that Spark could not read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dagster_checkpoints.spark.query import unreadable_files
+from dagster_checkpoints.spark.query.unreadable_files import source_of_file
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("file:///data/in/a.parquet", "in"),
+        ("file:///data/in/day=1/a%20b.parquet", "in"),
+        ("file:///data/in-late/a.parquet", "late"),  # not of the one whose path its path begins with
+        ("file:///data/in/deep/a.parquet", "deep"),
+        ("file:///data/by-day-1/a.parquet", "days"),
+        ("file:///data/one.csv", "one"),
+        ("file:///data/other/a.parquet", None),
+    ],
+)
+def test_the_source_of_a_file(file: str, source: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = {
+        "in": "file:/data/in",
+        "late": "/data/in-late/",
+        "deep": "/data/in/deep",
+        "days": "/data/by-day-*/",
+        "one": "/data/one.csv",
+    }
+    sources: dict[str, Any] = {name: f"FileSource[{path}]" for name, path in read.items()}
+    monkeypatch.setattr(unreadable_files, "streams", lambda frame: (frame,))
+    monkeypatch.setattr(unreadable_files, "stream_name", lambda leaf: leaf)
+    assert source_of_file(file, sources) == source
