@@ -86,7 +86,7 @@ class OwnershipSteps:
         self._values = values
         self._place = place
         self._forgotten: set[str] = set()
-        """Locations that every later replacement takes out of the retained checkpoints."""
+        """Locations that the next replacement takes out of the retained checkpoints; after it no state of this owner has them."""
         self._stopped_with = ""
         self._ending: tuple[JobState, EndedBy, str, StopAskedBy] | None = None
         self._lost: str | None = None
@@ -349,7 +349,7 @@ class OwnershipSteps:
                     raise
             except Precondition:
                 if (yield from self._adopt(proposed.token)):
-                    self._renewed(sent_at)
+                    self._replaced(sent_at)
                     return
             except (StorageUnavailable, WriteConflict) as error:
                 if unresolved:  # an earlier attempt of this write may have landed
@@ -357,7 +357,7 @@ class OwnershipSteps:
                 raise
             else:
                 self.state, self._version = proposed, version
-                self._renewed(sent_at)
+                self._replaced(sent_at)
                 return
         raise OutcomeUnknown(
             f"{self._place.url} could not be replaced in {_ROUNDS} attempts although it carries this run's epoch"
@@ -394,7 +394,9 @@ class OwnershipSteps:
         self.state, self._version = found.state, found.version
         return found.state.token == token
 
-    def _renewed(self, sent_at: float) -> None:
+    def _replaced(self, sent_at: float) -> None:
+        """The state that this owner proposed is stored."""
+        self._forgotten.clear()
         self._not_renewed = ""
         self.deadline = sent_at + self.lease_seconds * SAFETY
 

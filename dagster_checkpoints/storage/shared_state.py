@@ -13,6 +13,9 @@ from contextlib import contextmanager
 
 from dagster_checkpoints.errors import CheckpointDiscarded
 
+_MOST_DISCARDED = 10_000
+"""Number of discarded checkpoints that are remembered: no upload is so late that more checkpoints have ended meanwhile."""
+
 
 class SharedStateRegistry:
     """References of checkpoints, retained or pending, to shared files (Flink's SharedStateRegistry)."""
@@ -22,7 +25,8 @@ class SharedStateRegistry:
         self._count: dict[str, int] = {}
         self._stored: set[str] = set()
         self._deleting: set[str] = set()
-        self._discarded: set[Hashable] = set()
+        self._discarded: dict[Hashable, None] = {}
+        """The checkpoints that were discarded last: late uploads are refused."""
         self._changed = threading.Condition()
 
     def known(self, names: Iterable[str]) -> None:
@@ -68,7 +72,9 @@ class SharedStateRegistry:
     def discarding(self, checkpoint: Hashable) -> Iterator[frozenset[str]]:
         """Remove ``checkpoint`` for ever; inside the block the caller may delete the files that no checkpoint names any more."""
         with self._changed:
-            self._discarded.add(checkpoint)
+            self._discarded[checkpoint] = None
+            if len(self._discarded) > _MOST_DISCARDED:
+                del self._discarded[next(iter(self._discarded))]
             orphans = self._drop(checkpoint) - self._deleting
             self._deleting |= orphans
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -448,3 +449,29 @@ def test_whatever_gets_lost_the_newest_never_goes_back(faults: list[str]) -> Non
     while not drive(owner.renew(), file):  # its own outcome may be unknown as well
         continue
     assert owner.state == file.stored.state
+
+
+def test_a_run_of_months_does_not_remember_what_it_has_deleted() -> None:
+    owner = owned(Clock(), state(pointer(1), epoch=1))
+    tracemalloc.start()
+    try:
+        for number in range(2, 6_000):
+            if number == 3_000:
+                before = tracemalloc.get_traced_memory()[0]
+            follow(owner.complete(number, pointer(number).location, "checkpoint"), (ReplaceState, f"v{number}"))
+            follow(owner.forget(pointer(number - 1).location), (ReplaceState, f"w{number}"))
+        assert tracemalloc.get_traced_memory()[0] - before < 100_000
+    finally:
+        tracemalloc.stop()
+    assert [each.checkpoint_id for each in owner.retained] == [5_999]
+
+
+def test_what_was_forgotten_while_storage_was_away_is_left_out_of_the_next_state_that_is_stored() -> None:
+    clock = Clock()
+    owner = owned(clock, state(pointer(5), pointer(4)))
+    with pytest.raises(StorageUnavailable):
+        follow(owner.forget(pointer(4).location), (ReplaceState, AWAY))
+    landed = msgspec.structs.replace(state(pointer(5), pointer(4)), token="of a write whose answer was lost")
+    refused = (ReplaceState, CHANGED)
+    assert follow(owner.renew(), refused, (ReadState(), StoredState(landed, "v2")), (ReplaceState, "v3"))
+    assert owner.state.retained == (pointer(5),)

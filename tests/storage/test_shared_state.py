@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -114,3 +115,20 @@ def test_a_deletion_that_fails_leaves_the_file_to_be_uploaded_again() -> None:
     except OSError:
         pass
     assert registry.reserve(2, "a") is True
+
+
+def test_a_run_of_months_remembers_only_the_last_discarded_checkpoints() -> None:
+    registry = SharedStateRegistry()
+    tracemalloc.start()
+    try:
+        for number in range(30_000):
+            if number == 15_000:
+                before = tracemalloc.get_traced_memory()[0]
+            registry.register((number, 1), ["a"])
+            with registry.discarding((number, 1)):
+                pass
+        assert tracemalloc.get_traced_memory()[0] - before < 100_000
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(CheckpointDiscarded):
+        registry.reserve((29_999, 1), "a")
