@@ -24,6 +24,7 @@ from dagster_checkpoints.cli.output import (
     write_json,
 )
 from dagster_checkpoints.cli.seconds import Seconds
+from dagster_checkpoints.cli.status_view import current
 from dagster_checkpoints.cli.storage_options import StorageOptions, asked_by, storage_options
 from dagster_checkpoints.control import (
     NO_RUNNING_PIPELINE,
@@ -279,8 +280,10 @@ def _progress_display(options: StorageOptions, control: PipelineControl, handle:
 
 
 def _status(control: PipelineControl) -> PipelineStatus | None:
+    """The status of the run that owns the pipeline; None if it has written none: the file may be that of an earlier run."""
     try:
-        return control.status()
+        state = control.state()
+        return current(state, control.status()) if state is not None else None
     except StorageError:  # for display only: no request depends on it
         return None
 

@@ -102,6 +102,16 @@ def test_a_drain_names_the_sources_that_had_more_to_read(local: Any) -> None:
     assert "caught up" not in local.cli("stop", "--drain").stderr
 
 
+def test_a_drain_says_nothing_of_the_sources_of_an_earlier_run(local: Any) -> None:
+    local.run()
+    live = StageStatus(name="live", finished=False, instances=(InstanceStatus(name="0", state="RUNNING", caught_up=False),))
+    local.status(stages=(live,))
+    local.end()
+    local.run()  # it has not written its status yet
+    local.answering(_savepoint_made)
+    assert "Not caught up" not in local.cli("stop", "--drain").stderr
+
+
 def test_a_relative_target_is_relative_to_the_current_directory(
     local: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
