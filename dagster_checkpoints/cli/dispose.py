@@ -96,14 +96,13 @@ def _check_unneeded_by(storage: CheckpointStorage, stored: StoredCheckpoint, for
     state = storage.read_state()
     if state is None:
         return
-    place = _place(stored.url)
-    if any(pointer.claimed and _place(storage.url_of(pointer.location)) == place for pointer in state.retained):
+    if any(pointer.claimed and _is_at(storage, pointer.location, stored) for pointer in state.retained):
         raise StillNeeded(
-            f"expected a savepoint that belongs to the user, found that a run of {storage.pipeline} has claimed {stored.url}: "
-            "the pipeline deletes it when it no longer needs it"
+            f"expected a savepoint that belongs to the user, found that a run has claimed {stored.url}: the pipeline "
+            f"{storage.pipeline} deletes it when it no longer needs it"
         )
     start = next_start(state)
-    if start is not None and _place(storage.url_of(start)) == place and not force:
+    if start is not None and _is_at(storage, start, stored) and not force:
         raise StillNeeded(
             f"expected a savepoint that no run needs, found that the next run of {storage.pipeline} would be restored "
             f"from {stored.url}. Let that run complete its first checkpoint, or use --force: the next run then fails unless its "
@@ -111,10 +110,11 @@ def _check_unneeded_by(storage: CheckpointStorage, stored: StoredCheckpoint, for
         )
 
 
-def _place(url: str) -> str:
-    """One spelling for each directory, also for one that symbolic links lead to."""
-    path = local_path(url)
-    return os.path.realpath(path) if path is not None else url
+def _is_at(storage: CheckpointStorage, location: str, stored: StoredCheckpoint) -> bool:
+    """Whether a location names the directory of a savepoint, also by another path, through a link."""
+    url = storage.url_of(location)
+    paths = [path for path in (local_path(url), local_path(stored.url)) if path is not None]
+    return url == stored.url or (len(paths) == 2 and os.path.realpath(paths[0]) == os.path.realpath(paths[1]))
 
 
 def _summary(stored: StoredCheckpoint, metadata: CheckpointMetadata | DagsterCheckpointsError) -> str:
