@@ -60,6 +60,10 @@ class DuplicateAssetKeyError(DagsterCheckpointsError):
     """Two stages of a pipeline have the same asset key, or one has that of the checkpoints or of a stage's instances."""
 
 
+class StageDependencyError(DagsterCheckpointsError):
+    """A stage's asset depends on a stage of the same pipeline that the stage does not read, directly or through others."""
+
+
 def stage_specs(
     pipeline: Pipeline,
     *,
@@ -82,6 +86,7 @@ def stage_specs(
     Raises:
         UnknownStageError: `deps` names a stage that the pipeline does not have.
         DuplicateAssetKeyError: Two stages have the same key, or one has that of the checkpoints or of a stage's instances.
+        StageDependencyError: `deps` or the translator names a stage of the pipeline for a stage that does not read it.
     """
     outside = {pipeline.stage(name).name: tuple(assets) for name, assets in (deps or {}).items()}
     translate = translator or DagsterStageTranslator()
@@ -102,7 +107,32 @@ def stage_specs(
                 tags={**(tags or {}), **_without_kinds(spec.tags), BOUNDED: bounded},
             )
         )
+    _check_dependencies(pipeline, keys, made)
     return made
+
+
+def _check_dependencies(pipeline: Pipeline, keys: Mapping[str, dg.AssetKey], specs: Iterable[dg.AssetSpec]) -> None:
+    """Refuse dependencies within the pipeline that it does not have.
+
+    Dagster requires a stage's end after the ends of those it depends on, and fails the run otherwise; stages end in the
+    pipeline's order.
+    """
+    stages = {key: name for name, key in keys.items()}
+    for spec in specs:
+        name = stages[spec.key]
+        for dep in spec.deps:
+            other = stages.get(dep.asset_key)
+            if other is not None and other not in _read_by(pipeline, name):
+                raise StageDependencyError(
+                    f"expected assets outside of pipeline {pipeline.name!r} as further dependencies of stage {name!r}, found its "
+                    f"stage {other!r} ({dep.asset_key.to_user_string()}), which {name!r} does not read. Make it an input of the "
+                    "stage, or leave it out of deps=, the translator's get_asset_spec and post-processing"
+                )
+
+
+def _read_by(pipeline: Pipeline, stage: str) -> set[str]:
+    """The stages that a stage reads, directly or through others."""
+    return {name for up in pipeline.upstream(stage) for name in (up, *_read_by(pipeline, up))}
 
 
 def _translated(translator: DagsterStageTranslator, stage: Stage) -> dg.AssetSpec:
@@ -277,6 +307,7 @@ class StageAssets:
         Raises:
             NoStageSelectedError: The run has selected none of the stages, but checks of their commits.
             NotAPipelineAssetError: The function was not decorated with `@pipeline_assets` for this pipeline.
+            StageDependencyError: A stage's asset has got a dependency within the pipeline since that the pipeline does not have.
             DuplicatePipelineError: Another pipeline of the code location has the same name.
         """
         checks = context.selected_asset_check_keys
@@ -295,6 +326,7 @@ class StageAssets:
                 f"{sorted(key.to_user_string() for key in chosen)}; expected the stages of {pipeline.name!r}. Decorate the "
                 "function with @pipeline_assets(pipeline=...) and pass the same pipeline to run()."
             )
+        _check_dependencies(pipeline, keys, map(context.assets_def.get_asset_spec, keys.values()))
         with suppress(CheckError):  # assets that were materialized without a code location
             check_names(pipeline, context.assets_def, set(context.repository_def.assets_defs_by_key.values()))
         return cls(keys, selected)

@@ -16,7 +16,13 @@ import pytest
 from dagster_checkpoints import DagsterStageTranslator, ParquetSink, Pipeline, Stage, bounded_source
 from dagster_checkpoints import stage as pipeline_stage
 from dagster_checkpoints.plugin.code_version import code_version
-from dagster_checkpoints.plugin.stage_assets import DuplicateAssetKeyError, PartitionedStageError, stage_keys
+from dagster_checkpoints.plugin.stage_assets import (
+    DuplicateAssetKeyError,
+    PartitionedStageError,
+    StageAssets,
+    StageDependencyError,
+    stage_keys,
+)
 
 HOURLY = dg.AutomationCondition.on_cron("0 * * * *")
 FRESH = dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=1))
@@ -105,6 +111,51 @@ def test_two_stages_with_one_key_are_refused(numbers_pipeline: Pipeline, assets_
 
     with pytest.raises(DuplicateAssetKeyError, match=r"'one' for both 'numbers' and 'doubled'\. Change get_asset_key of One"):
         assets_of(numbers_pipeline, translator=One())
+
+
+@pytest.fixture
+def apart() -> Pipeline:
+    """Two sources with a sink each, one of them that of a stage which reads it."""
+
+    def read(context): ...  # type: ignore[no-untyped-def]
+
+    sinks = [ParquetSink(f"/nowhere/{name}") for name in ("left", "right")]
+    left, right = bounded_source(name="left")(read), bounded_source(name="right", sink=sinks[1])(read)
+    return Pipeline("apart", [left, right, pipeline_stage(name="both", sink=sinks[0])(lambda left: left)])
+
+
+def test_a_dependency_within_the_pipeline_is_one_of_the_pipeline(
+    apart: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]
+) -> None:
+    """Dagster would fail the run when the stage ends before the other, and each run that continues the job."""
+
+    class Further(DagsterStageTranslator):
+        def get_asset_spec(self, stage):
+            return super().get_asset_spec(stage).replace_attributes(deps=["right", "outside"] if stage.name == "both" else [])
+
+    assert assets_of(apart, deps={"both": ["outside", "left"]})
+    found = r"of stage 'both', found its stage 'right' \(right\), which 'both' does not read"
+    for settings in ({"deps": {"both": ["right"]}}, {"translator": Further()}):
+        with pytest.raises(StageDependencyError, match=found):
+            assets_of(apart, **settings)
+    with pytest.raises(StageDependencyError, match="of stage 'left', found its stage 'both'"):
+        assets_of(apart, deps={"left": ["both"]})
+
+
+def test_a_dependency_that_post_processing_adds_is_refused_when_a_run_begins(
+    apart: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]
+) -> None:
+    assets = assets_of(apart).map_asset_specs(
+        lambda spec: spec.replace_attributes(deps=["right"]) if spec.key.path == ["both"] else spec
+    )
+
+    class Context:
+        assets_def = assets
+        selected_asset_keys = assets.keys
+        selected_asset_check_keys: frozenset[dg.AssetCheckKey] = frozenset()
+
+    with pytest.raises(StageDependencyError, match="post-processing"):
+        StageAssets.of(Context(), apart)  # type: ignore[arg-type]
 
 
 def test_a_stage_must_not_have_the_key_of_the_events_beside_it(assets_of: Callable[..., dg.AssetsDefinition]) -> None:
