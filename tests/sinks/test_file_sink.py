@@ -262,6 +262,13 @@ def test_partition_columns_that_do_not_fit_are_named(folder: Folder, by: list[st
         folder.opened(partition_by=by).write(BATCH, [folder.file(pa.table({"n": [1], "at": [AT]}))], 0)
 
 
+def test_a_map_with_one_key_twice_is_refused_by_name_in_json(folder: Folder) -> None:
+    """Files that Spark has not written may hold such a map, and Spark reads it as it is."""
+    twice = pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))
+    with pytest.raises(SinkRowsRefused, match=r"JSON files can hold.*duplicate key was 'a'"):
+        folder.commit(folder.opened("json"), 1, pa.table({"named": twice}))
+
+
 @pytest.mark.parametrize("partitioned", [False, True])
 def test_no_row_of_a_csv_file_is_an_empty_line(folder: Folder, partitioned: bool) -> None:
     settings = {"partition_by": "day"} if partitioned else {}

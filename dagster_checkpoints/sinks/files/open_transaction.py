@@ -175,7 +175,7 @@ class EncodedTransaction(OpenTransaction):
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except (pa.ArrowException, OverflowError, ValueError) as error:
+        except (pa.ArrowException, OverflowError, ValueError, KeyError) as error:
             raise SinkRowsRefused(
                 f"{self._sink}: expected values that {self._layout.format.upper()} files can hold, found one that they cannot: "
                 f"{error}. Change the value in the stage, or cast the column to STRING"
