@@ -47,7 +47,7 @@ _PREFIXES = (
     (DatabaseFailure.AWAY, ("08", "40001", "40P01", "55P03", "53300", "57P01", "57P02", "57P03", "57P05")),
     (DatabaseFailure.NO_SPACE, ("53", "58", "25006")),
     (DatabaseFailure.NO_ACCESS, ("28", "3D000", "3F000", "42501")),
-    (DatabaseFailure.ROWS, ("22", "23", "44")),
+    (DatabaseFailure.ROWS, ("22", "23", "44", "54")),  # 54: among others a key that is too long for its index
     (DatabaseFailure.TABLE, ("42",)),
     # Source: https://www.sqlite.org/rescode.html
     (DatabaseFailure.AWAY, ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_SCHEMA")),

@@ -537,6 +537,7 @@ ERRORS = [
     (psycopg.errors.UndefinedColumn, DatabaseFailure.TABLE),
     (psycopg.errors.NumericValueOutOfRange, DatabaseFailure.ROWS),
     (psycopg.errors.UniqueViolation, DatabaseFailure.ROWS),
+    (psycopg.errors.ProgramLimitExceeded, DatabaseFailure.ROWS),
     (psycopg.errors.QueryCanceled, DatabaseFailure.OTHER),
     ("SQLITE_FULL", DatabaseFailure.NO_SPACE),
     ("SQLITE_IOERR_WRITE", DatabaseFailure.NO_SPACE),
