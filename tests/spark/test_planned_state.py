@@ -87,6 +87,14 @@ def sums(rows: DataFrame) -> DataFrame:
     return windows(rows, F.sum("v").alias("v"), F.sum("w").alias("w"))
 
 
+def pivoted(rows: DataFrame, *values: str) -> DataFrame:
+    return rows.groupBy(F.window("ts", "1 hour")).pivot("k", list(values or ("a", "b"))).agg(F.sum("v"))
+
+
+def of_bytes(rows: DataFrame) -> DataFrame:
+    return windows(rows.withColumn("b", F.encode("k", "UTF-8")), by="b")
+
+
 def found_in_a_table(rows: DataFrame, how: str = "left_semi") -> DataFrame:
     return rows.join(rows.sparkSession.range(3).selectExpr("string(id) AS k"), "k", how)
 
@@ -320,6 +328,37 @@ PAIRS: Mapping[str, tuple[Program, Program, str | None]] = {
         SUMMED,
         one_of(lambda rows: sums(rows).select("window", "k", "w", "v")),
         VALUES,
+    ),
+    # Constants that Spark's JSON of a plan leaves out
+    "another list of many constants behind a group": (
+        one_of(lambda rows: windows(rows).where(F.col("k").isin([f"{n}" for n in range(20)]))),
+        one_of(lambda rows: windows(rows).where(F.col("k").isin([f"{n}" for n in range(21)]))),
+        BEHIND,
+    ),
+    "the same list of many constants in another order": (
+        one_of(lambda rows: windows(rows).where(F.col("k").isin([f"{n}" for n in range(20)]))),
+        one_of(lambda rows: windows(rows).where(F.col("k").isin([f"{n}" for n in reversed(range(20))]))),
+        None,
+    ),
+    "another pattern of LIKE ANY in an aggregation": (
+        one_of(lambda rows: windows(rows, F.expr("count_if(k LIKE ANY ('a%', 'b_c%d'))"))),
+        one_of(lambda rows: windows(rows, F.expr("count_if(k LIKE ANY ('a%', 'e_f%g'))"))),
+        VALUES,
+    ),
+    "other values of a pivot": (
+        one_of(pivoted),
+        one_of(lambda rows: pivoted(rows, "b", "a")),
+        VALUES,
+    ),
+    "other bytes behind a group": (
+        one_of(lambda rows: of_bytes(rows).where(F.col("b") != F.lit(bytearray(b"ab")))),
+        one_of(lambda rows: of_bytes(rows).where(F.col("b") != F.lit(bytearray(b"ac")))),
+        BEHIND,
+    ),
+    "the same bytes behind a group": (
+        one_of(lambda rows: of_bytes(rows).where(F.col("b") != F.lit(bytearray(b"ab")))),
+        one_of(lambda rows: of_bytes(rows).where(F.col("b") != F.lit(bytearray(b"ab")))),
+        None,
     ),
     # What stays free
     "the same": (SUMMED, SUMMED, None),

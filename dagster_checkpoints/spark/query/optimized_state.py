@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from dagster_checkpoints.spark.query.plan_json import plan_json
 from dagster_checkpoints.spark.query.plan_nodes import children, nodes
 from dagster_checkpoints.spark.query.plan_text import Node, parse
 from dagster_checkpoints.spark.query.stateful_nodes import stateful_nodes, stateful_nodes_of
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 def _optimized_nodes(plan: Any) -> list[tuple[Node, Any]]:
     """The stateful operators of an optimized plan, from the input to the output, each with Spark's object."""
-    wanted = stateful_nodes_of(parse(plan.toJSON()))
+    wanted = stateful_nodes_of(parse(plan_json(plan)))
     objects = list(nodes(plan)) if wanted else []  # in the order of the JSON
     return [(node, objects[node.number]) for node in wanted]
 

@@ -4,12 +4,11 @@ The plan may be an analyzed one, an optimized one, or a physical one. The text i
 expression ids, no qualifiers and no seeds. It is stored in checkpoints: if an expression were written in another way, the plans
 of older checkpoints would count as changed. Must not know stages, checkpoints, or a Spark session.
 
-Source: Spark's `TreeNode.toJSON`; `TimeWindowing` and `SessionWindowing` for the expressions of a window in the analyzed plan.
+Source: Spark's `TimeWindowing` and `SessionWindowing` for the expressions of a window in the analyzed plan.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -120,13 +119,8 @@ class Node:
         return visited[::-1]
 
 
-def parse(text: str) -> Node:
-    """The plan that `TreeNode.toJSON` wrote."""
-    return parse_items(json.loads(text))
-
-
-def parse_items(items: Sequence[Mapping[str, Any]]) -> Node:
-    """The plan whose nodes are listed from the top down, each with the number of its children."""
+def parse(items: Sequence[Mapping[str, Any]]) -> Node:
+    """The plan whose nodes are listed from the top down, each with the number of its children (`plan_json`)."""
     return _tree(items)
 
 

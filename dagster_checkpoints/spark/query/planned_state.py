@@ -11,7 +11,6 @@ out: only the name of the input remains.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dagster_checkpoints.spark.query.column_origins import fused_parts, is_opaque, traced
+from dagster_checkpoints.spark.query.plan_json import expression_json, plan_json
 from dagster_checkpoints.spark.query.plan_nodes import analyzed_nodes, children, is_event_time, nodes
-from dagster_checkpoints.spark.query.plan_text import Node, conjuncts, identity_of, parse, parse_items
+from dagster_checkpoints.spark.query.plan_text import Node, conjuncts, identity_of, parse
 from dagster_checkpoints.spark.query.planned_query import query_execution
 from dagster_checkpoints.spark.query.stateful_nodes import analyzed_plan, stateful_nodes_of
 from dagster_checkpoints.state import PlannedInput, PlannedOperator
@@ -122,7 +122,7 @@ class _Query:
     def operators(self, execution: Any) -> list[_Found]:
         """The stateful operators that Spark plans for the query, or a part of it, children in front of their parents."""
         items, objects = _items(execution.executedPlan())
-        wanted = [node for node in parse_items(items).bottom_up() if node.kind in _OPERATORS]
+        wanted = [node for node in parse(items).bottom_up() if node.kind in _OPERATORS]
         return [_Found(_number(objects[n.number]), self._operator(n, objects[n.number])) for n in wanted]
 
     def with_pushed(self, found: Sequence[_Found]) -> list[_Found]:
@@ -204,7 +204,7 @@ class _Query:
 def _items(plan: Any) -> tuple[list[dict[str, Any]], list[Any]]:
     """A physical plan as JSON, and as objects, from the top down; with what is reused at each of its places."""
     items, objects = [], []
-    for item, node in zip(json.loads(plan.toJSON()), nodes(plan), strict=True):
+    for item, node in zip(plan_json(plan), nodes(plan), strict=True):
         items.append(item)
         objects.append(node)
         if item["class"].endswith(".ReusedExchangeExec"):
@@ -238,7 +238,7 @@ def _bounds(node: Node, of: Any) -> tuple[str, ...]:
     condition = of.condition().full()
     if not condition.isDefined():
         return ()
-    parts = list(conjuncts(parse(condition.get().toJSON())))
+    parts = list(conjuncts(parse(expression_json(condition.get()))))
     if str(of.joinType()) == "Inner":
         times = {identity for child in children(of) for identity in _event_times(child)}
         parts = [part for part in parts if any(identity_of(each) in times for each in part.all())]

@@ -16,6 +16,7 @@ from dagster_checkpoints.spark.errors import StatePartitionsError
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.column_origins import column_origins, traced
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
+from dagster_checkpoints.spark.query.plan_json import expression_json, plan_json
 from dagster_checkpoints.spark.query.plan_nodes import children, items, optimized_joins
 from dagster_checkpoints.spark.query.plan_text import Node, parse
 from dagster_checkpoints.spark.query.plans import QueryPlan
@@ -179,13 +180,13 @@ def _join_keys(plan: QueryPlan) -> Iterator[list[tuple[str, str]]]:
         if not found.isDefined():
             yield []
             continue
-        left, right = (parse(side.toJSON()) for side in children(node))
+        left, right = (parse(plan_json(side)) for side in children(node))
         lefts, rights = _expressions(found.get()._2()), _expressions(found.get()._3())
         yield [(_column(one, left), _column(other, right)) for one, other in zip(lefts, rights, strict=True)]
 
 
 def _expressions(sequence: Any) -> Sequence[Node]:
-    return [parse(each.toJSON()) for each in items(sequence)]
+    return [parse(expression_json(each)) for each in items(sequence)]
 
 
 def _column(expression: Node, plan: Node) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dagster_checkpoints.spark.query.plan_json import plan_json
 from dagster_checkpoints.spark.query.plan_nodes import analyzed, once
 from dagster_checkpoints.spark.query.plan_text import Node, is_streaming, parse
 
@@ -29,7 +30,7 @@ _KINDS = frozenset(
 @once
 def analyzed_plan(frame: DataFrame) -> Node:
     """A DataFrame's analyzed plan, as a value."""
-    return parse(analyzed(frame).toJSON())
+    return parse(plan_json(analyzed(frame)))
 
 
 @once
