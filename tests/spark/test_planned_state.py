@@ -95,6 +95,10 @@ def of_bytes(rows: DataFrame) -> DataFrame:
     return windows(rows.withColumn("b", F.encode("k", "UTF-8")), by="b")
 
 
+def of_arrays(rows: DataFrame, found: Callable[[Any], Any]) -> DataFrame:
+    return rows.groupBy("ts", F.filter(F.array("v"), found).alias("found")).agg(F.count("*"))
+
+
 def found_in_a_table(rows: DataFrame, how: str = "left_semi") -> DataFrame:
     return rows.join(rows.sparkSession.range(3).selectExpr("string(id) AS k"), "k", how)
 
@@ -359,6 +363,17 @@ PAIRS: Mapping[str, tuple[Program, Program, str | None]] = {
         one_of(lambda rows: of_bytes(rows).where(F.col("b") != F.lit(bytearray(b"ab")))),
         one_of(lambda rows: of_bytes(rows).where(F.col("b") != F.lit(bytearray(b"ab")))),
         None,
+    ),
+    # Functions over arrays, whose variables PySpark numbers
+    "the same function over an array": (
+        one_of(lambda rows: of_arrays(rows, lambda x: F.exists(F.array("w"), lambda y: x == y))),
+        one_of(lambda rows: of_arrays(rows, lambda x: F.exists(F.array("w"), lambda y: x == y))),
+        None,
+    ),
+    "another variable in a function over an array": (
+        one_of(lambda rows: of_arrays(rows, lambda x: F.exists(F.array("w"), lambda y: x == 1))),
+        one_of(lambda rows: of_arrays(rows, lambda x: F.exists(F.array("w"), lambda y: y == 1))),
+        VALUES,
     ),
     # What stays free
     "the same": (SUMMED, SUMMED, None),

@@ -9,6 +9,7 @@ Source: Spark's `TimeWindowing` and `SessionWindowing` for the expressions of a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -180,8 +181,12 @@ def text_of_expression(node: Node, column: Callable[[Node], str]) -> str:
             if kind.startswith("interval ") and str(value).isdigit() and "year" not in kind and "month" not in kind:
                 return _duration(node)
             return f"'{value}'" if kind == "string" else str(value)
-        case "OuterReference" | "NamedLambdaVariable":
+        case "OuterReference":
             return str(node.fields.get("name", node.kind))
+        case "NamedLambdaVariable":
+            return _variable(node)
+        case "LambdaFunction":
+            return _lambda(node, column)
         case kind if kind in _TRANSPARENT:
             return text_of_expression(node.children[0], column)
         case kind if kind in _SEEDED:
@@ -230,6 +235,20 @@ def _call(node: Node, column: Any) -> str:
     if isinstance(node.fields.get("timeZoneId"), str):
         arguments.append(f"in {node.fields['timeZoneId']}")
     return f"{_function(node.kind)}({', '.join(arguments)})"
+
+
+def _lambda(node: Node, column: Any) -> str:
+    """A function that is an argument. PySpark numbers the variables of all functions in a process; here the number is that of the
+    functions inside, this one included, so that it differs from those of the functions around it."""
+    text, number = _call(node, column), sum(each.kind == node.kind for each in node.all())
+    for variable in node.children[1:]:
+        text = text.replace(_variable(variable), re.sub(r"_\d+$", f"_{number}", str(variable.fields["name"])))
+    return text
+
+
+def _variable(node: Node) -> str:
+    """A variable of a function, until its function gives it a name."""
+    return f"{node.fields['name']}#{identity_of(node)}#"
 
 
 def _window(node: Node, column: Any) -> str | None:
