@@ -91,6 +91,10 @@ def pivoted(rows: DataFrame, *values: str) -> DataFrame:
     return rows.groupBy(F.window("ts", "1 hour")).pivot("k", list(values or ("a", "b"))).agg(F.sum("v"))
 
 
+def groups_of_counts(rows: DataFrame) -> DataFrame:
+    return windows(rows, F.sum("v").alias("v")).groupBy("window", "v").count()
+
+
 def of_bytes(rows: DataFrame) -> DataFrame:
     return windows(rows.withColumn("b", F.encode("k", "UTF-8")), by="b")
 
@@ -364,6 +368,8 @@ PAIRS: Mapping[str, tuple[Program, Program, str | None]] = {
         one_of(lambda rows: of_bytes(rows).where(F.col("b") != F.lit(bytearray(b"ab")))),
         None,
     ),
+    # Results of an aggregation, which Spark names by the ids of columns
+    "the same groups by the results of others": (one_of(groups_of_counts), one_of(lambda rows: groups_of_counts(rows)), None),
     # Functions over arrays, whose variables PySpark numbers
     "the same function over an array": (
         one_of(lambda rows: of_arrays(rows, lambda x: F.exists(F.array("w"), lambda y: x == y))),

@@ -6,6 +6,7 @@ The text is stored in checkpoints, as that of `plan_text`. Must not know stages,
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from dagster_checkpoints.spark.query.plan_text import (
@@ -20,6 +21,8 @@ from dagster_checkpoints.spark.query.plan_text import (
 )
 
 LONGEST = 600  # maximum characters of a traced column; columns computed from each other many times would grow without end
+_ID = re.compile(r"#\d+L?")
+"""The id of a column, which differs from plan to plan, in Spark's name for the result of an aggregation: `sum(v#17L)`."""
 BOUNDARY = "__dagster_checkpoints_source_"
 """How the alias begins that encloses a fused source: columns are traced to it, and no further, since nothing reads the source any
 more after it has ended."""
@@ -71,7 +74,7 @@ def _origin_in(column: Node, plans: Sequence[Node], sides: Sequence[str]) -> str
     for number, plan in enumerate(plans):
         if identity in plan.returned:
             return f"{sides[number] if sides else ''}{_origin(identity, name, plan)}"
-    return name
+    return _ID.sub("", name)
 
 
 def _origin(identity: int, name: str, plan: Node) -> str:
