@@ -87,7 +87,8 @@ def export_checkpoint(
         problems = export_problems(metadata, chain)
         if problems or task.query is None:
             raise _refused(stage, stored, problems)
-        unfinished = target.with_name(f".{target.name}.unfinished")
+        # An existing directory stays: a volume that is mounted there cannot be replaced.
+        unfinished = target / ".unfinished" if target.exists() else target.with_name(f".{target.name}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         try:
             stored.fetch(task.query.files, unfinished)
@@ -98,9 +99,11 @@ def export_checkpoint(
                 raise _refused(stage, stored, problems)
             log.become_another_query()
             relocate(unfinished, target)
-            if target.exists():
-                target.rmdir()
-            unfinished.rename(target)
+            if unfinished.parent == target:
+                for entry in sorted(unfinished.iterdir()):
+                    entry.rename(target / entry.name)
+            else:
+                unfinished.rename(target)
             if rows is not None:
                 begin_file_sink(rows, batch_id)
         finally:

@@ -1,15 +1,17 @@
-"""What a checkpoint holds of a stage, and corrections of a savepoint, as far as no Spark is needed."""
+"""What a checkpoint holds of a stage, corrections of a savepoint, and exports, as far as no Spark is needed."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dagster_checkpoints.spark.query.query_log import QueryLog
-from dagster_checkpoints.spark.stored_state import CorrectionError, correct_savepoint
+from dagster_checkpoints.spark.stored_state import CorrectionError, correct_savepoint, export_checkpoint
 from dagster_checkpoints.spark.stored_state.stage_state import segments_in_flight
 from dagster_checkpoints.state import (
     ChainMetadata,
@@ -62,6 +64,8 @@ def savepoint(tmp_path: Path) -> str:
     for name, offset in offsets.items():
         files[name] = tmp_path / name
         files[name].write_text(f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(offset)}')
+    files["commits"] = tmp_path / "commits"
+    files["commits"].write_text('v1\n{"nextBatchWatermarkMs":0}')
     with CheckpointStorage(open_store(str(tmp_path / "storage")), "shop") as storage:
         directory = storage.savepoint_directory(1, "x")
         stored = directory.upload_files(files)
@@ -72,7 +76,13 @@ def savepoint(tmp_path: Path) -> str:
                 {
                     0: TaskSnapshot(
                         {name: StageInstanceSnapshot()},
-                        QuerySnapshot(0, (StateFile("offsets/0", stored[name].sha256, stored[name].size),)),
+                        QuerySnapshot(
+                            0,
+                            tuple(
+                                StateFile(f"{log}/0", stored[file].sha256, stored[file].size)
+                                for log, file in (("commits", "commits"), ("offsets", name))
+                            ),
+                        ),
                     )
                 },
             )
@@ -117,3 +127,24 @@ def test_positions_in_channels_are_no_offsets_of_sources(savepoint: str, tmp_pat
         CorrectionError, match=r"'sums', with which .* begins, reads other stages .* Correct the offsets of the so"
     ):
         correct(savepoint, tmp_path / "refused", "sums", {"live[0]->sums[0]": 100})
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_an_export_goes_into_a_directory_that_cannot_be_replaced(
+    savepoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool
+) -> None:
+    """A volume that a container mounts."""
+    target = tmp_path / "volume" / "checkpoint"
+    (target if exists else target.parent).mkdir(parents=True)
+
+    def busy(path: Path) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+
+    with monkeypatch.context() as mounted:
+        mounted.setattr(Path, "rmdir", busy)
+        exported = export_checkpoint(savepoint, target, stage="live")
+    assert exported.sources == (("", KAFKA),)
+    assert {path.relative_to(target).as_posix() for path in target.rglob("*")} == {
+        "commits", "commits/0", "metadata", "offsets", "offsets/0",
+    }  # fmt: skip
+    assert list(target.parent.iterdir()) == [target]
