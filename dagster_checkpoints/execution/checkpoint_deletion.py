@@ -237,11 +237,8 @@ def sweep_savepoints(ownership: OwnershipSteps, pipeline: str) -> Steps[int]:
 def sweep_metadata(ownership: OwnershipSteps) -> Steps[int]:
     """Delete the metadata of checkpoints that earlier owners wrote but never completed. Returns their number.
 
-    The state files that only they named are deleted by :func:`sweep_files`. Until a job is recorded nothing is deleted: the
-    `state.json` that listed the completed ones was lost, and they are all there is if this run cannot begin.
+    The state files that only they named are deleted by :func:`sweep_files`.
     """
-    if ownership.state.records_nothing:
-        return 0
     found: Sequence[FoundMetadata] = yield ListMetadata()
     kept = ownership.in_use
     swept = 0

@@ -245,8 +245,6 @@ class JobMachine:
     # The beginning
 
     def _beginning_chosen(self, event: on.BeginningChosen) -> None:
-        if self._start is None:
-            self._ask(do.Sweep())
         self._start, self._restored = event.start, event.start.restored
         if self._restored is not None:
             self._job.end_again(self._restored.ending)
@@ -254,6 +252,8 @@ class JobMachine:
 
     def _job_begun(self, event: on.JobBegun) -> None:
         self._begun = True
+        # Only now: if `state.json` was lost, it lists no checkpoint, and they are all there is for a job that cannot begin.
+        self._ask(do.Sweep())
         if self._started_from.claims:
             self._wait_for(JobPhase.CLAIMING, do.ClaimSavepoint())
         else:

@@ -129,8 +129,7 @@ class StartPoint(msgspec.Struct, Generic[R], frozen=True):
         retained: the checkpoints of that job which are kept, and a claimed savepoint.
         passed_over: checkpoints of no use once the job has completed one of its own: later ones of that job, and those of other
             jobs, from which no run may start.
-        sweep: whether every retained checkpoint could be read, so that files that none of them names may be deleted. Not where
-            `state.json` was lost: it says no more which checkpoints are complete.
+        sweep: whether every retained checkpoint could be read, so that files that none of them names may be deleted.
     """
 
     restored: R | None
@@ -210,7 +209,7 @@ def choose_start(
     for pointer in retained:
         if (yield from _register(pointer)):
             readable.add(pointer.location)
-    sweep = len(readable) == len(retained) and not unlisted.checkpoints
+    sweep = len(readable) == len(retained)
     candidates = yield from _candidates(previous, retained, options.restore_from, url, unlisted)
     if not candidates:
         return StartPoint(None, False, 1, passed_over=_of_other_jobs(retained, None), sweep=sweep)

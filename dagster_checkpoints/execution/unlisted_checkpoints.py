@@ -110,6 +110,5 @@ def describe_unlisted(unlisted: UnlistedFiles, place: StatePlace, *, exists: boo
         "ignored them would read all input again, and the sinks would hold rows twice, or lose those that they replace. If you "
         "have a copy of the lost state.json (a bucket with versioning keeps it), put it back. Otherwise launch the run with "
         f"restore_from: {locations[0]!r}, which continues there. To begin again from the start, launch it with restore_from: "
-        "'none': once its job has begun the old checkpoints are deleted, savepoints stay, and at_new_start of the sinks decides "
-        "about their rows"
+        "'none': the run deletes the old checkpoints, savepoints stay, and at_new_start of the sinks decides about their rows"
     )

@@ -40,7 +40,6 @@ from dagster_checkpoints.execution.checkpoint_deletion import (
     sweep_metadata,
     sweep_savepoints,
 )
-from dagster_checkpoints.execution.pipeline_state import Job
 from dagster_checkpoints.execution.shared_files import SharedName
 from tests.execution.storage_scripts import Clock, follow, owned, pointer, state
 
@@ -142,11 +141,6 @@ def test_metadata_is_swept_only_if_an_earlier_owner_wrote_it_in_vain(
     exchanges: list[tuple[Any, Any]] = [(ListMetadata(), [FoundMetadata(location, epoch)]), (IsRegistered(location), registered)]
     deleted = [(DeleteMetadata(location), None)] if swept else []
     assert follow(sweep_metadata(owner), *exchanges, *deleted) == swept
-
-
-def test_nothing_is_swept_before_a_job_is_recorded() -> None:
-    owner = owned(Clock(), state(epoch=3, job=Job()))
-    assert follow(sweep_metadata(owner)) == 0
 
 
 def test_a_sweep_checks_all_metadata() -> None:

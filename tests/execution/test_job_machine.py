@@ -71,11 +71,11 @@ def test_a_job_begins_in_this_order() -> None:
     job = Job()
     assert job.machine.next_deadline() is None and job.machine.coordinator is None
     assert job.machine.finished == frozenset()
-    assert job.do(on.BeginningChosen(JobBeginning())) == [do.Sweep(), do.Deploy(1, None)]
+    assert job.do(on.BeginningChosen(JobBeginning())) == [do.Deploy(1, None)]
     assert job.machine.attempt == 1 and job.machine.begun is False
     assert job.deploy() == [do.BeginJob()], "only once all of its state is here"
     assert not job.machine.begun
-    assert job.do(on.JobBegun()) == [do.AttemptBegan(1, None), do.ConfirmOwnership()]
+    assert job.do(on.JobBegun()) == [do.Sweep(), do.AttemptBegan(1, None), do.ConfirmOwnership()]
     assert job.machine.begun and job.machine.phase is JobPhase.CONFIRMING
     assert job.confirm() == [do.StartTasks()], "the sinks are touched only now"
     assert job.machine.phase is JobPhase.RUNNING and job.machine.outcome is None
@@ -83,9 +83,9 @@ def test_a_job_begins_in_this_order() -> None:
 
 def test_a_job_that_claims_its_savepoint_does_so_once_it_has_begun() -> None:
     job = Job(beginning=JobBeginning(RESTORED, 4, claims=True))
-    assert job.do(on.BeginningChosen(job.beginning)) == [do.Sweep(), do.Deploy(1, RESTORED)]
+    assert job.do(on.BeginningChosen(job.beginning)) == [do.Deploy(1, RESTORED)]
     job.deploy(A)
-    assert job.do(on.JobBegun()) == [do.ClaimSavepoint()]
+    assert job.do(on.JobBegun()) == [do.Sweep(), do.ClaimSavepoint()]
     assert job.do(on.SavepointClaimed()) == [do.AttemptBegan(1, RESTORED), do.ConfirmOwnership()]
 
 
@@ -154,9 +154,10 @@ def test_a_job_that_is_ended_before_its_tasks_run(until: int, requested: JobMach
         assert job.do(late) == []
 
 
-def test_a_first_deployment_that_fails_ends_the_job() -> None:
+def test_a_first_deployment_that_fails_ends_the_job_and_nothing_is_swept() -> None:
+    """After a lost `state.json` no checkpoint is listed: a sweep would delete all of them, and the next run would find none."""
     job = Job()
-    job.do(on.BeginningChosen(JobBeginning()))
+    assert not pick(job.do(on.BeginningChosen(JobBeginning())), do.Sweep)
     assert job.do(on.DeployFailed(BROKEN, may_pass=True)) == [do.FinishWork()]
     assert job.machine.outcome == JobOutcome(JobStatus.FAILED, BROKEN.message, BROKEN)
     assert job.do(on.WorkEnded()) == [do.Release(None)]
@@ -169,7 +170,7 @@ def test_a_start_that_cannot_be_read_is_followed_by_an_older_one() -> None:
     older = restore_point(2)
     assert job.do(on.BeginningChosen(JobBeginning(older, 6))) == [do.Deploy(2, older)]
     assert job.deploy() == [do.BeginJob()]
-    assert job.do(on.JobBegun()) == [do.AttemptBegan(2, older), do.ConfirmOwnership()]
+    assert job.do(on.JobBegun()) == [do.Sweep(), do.AttemptBegan(2, older), do.ConfirmOwnership()]
 
 
 # Running

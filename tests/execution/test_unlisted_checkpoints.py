@@ -75,7 +75,7 @@ def test_a_run_that_does_not_name_its_start_is_refused_and_writes_nothing(before
         "run that ignored them would read all input again, and the sinks would hold rows twice, or lose those that they replace. "
         "If you have a copy of the lost state.json (a bucket with versioning keeps it), put it back. Otherwise launch the run "
         "with restore_from: 'checkpoints/chk-43-3', which continues there. To begin again from the start, launch it with "
-        "restore_from: 'none': once its job has begun the old checkpoints are deleted, savepoints stay, and "
+        "restore_from: 'none': the run deletes the old checkpoints, savepoints stay, and "
         "at_new_start of the sinks decides about their rows"
     )
 
@@ -125,7 +125,7 @@ S44 = pointer(44, kind="savepoint", epoch=3, job_id=2)
 def test_the_newest_checkpoint_begins_a_new_job(asked: str) -> None:
     exchanges = [] if asked in ("43", "chk-43") else [named(C43)]
     start = choose(asked, files(CHK_42, CHK_43), *exchanges, read(C43))
-    assert start == StartPoint("restored checkpoints/chk-43-3", False, 44, C43, False, plain(C43), (), sweep=False)
+    assert start == StartPoint("restored checkpoints/chk-43-3", False, 44, C43, False, plain(C43), (), True)
 
 
 def test_a_savepoint_is_restored_as_before() -> None:
@@ -155,8 +155,7 @@ def test_a_copy_of_an_older_savepoint_outside_of_the_directory_is_the_users_choi
 
 
 def test_a_new_start_that_the_run_asks_for() -> None:
-    assert choose("none", files(CHK_42, CHK_43)) == StartPoint(None, False, 1, sweep=False), "the job may fail to begin"
-    assert choose("none", files(shared_epoch=2)) == StartPoint(None, False, 1, sweep=True)
+    assert choose("none", files(CHK_42, CHK_43)) == StartPoint(None, False, 1, sweep=True)
 
 
 def test_a_job_that_began_from_a_checkpoint_of_the_lost_state_is_resumed_from_it() -> None:

@@ -31,7 +31,7 @@ from dagster_checkpoints.state import (
     TaskSnapshot,
     encode,
 )
-from dagster_checkpoints.storage import CheckpointStorage, Owner, PipelineStateMissing, open_store
+from dagster_checkpoints.storage import CheckpointStorage, Owner, open_store
 
 
 @dataclass(frozen=True)
@@ -252,30 +252,3 @@ def test_one_unreadable_checkpoint_keeps_the_files_of_all(runs: Runs) -> None:
         assert older.pointer is not None and older.pointer.checkpoint_id == 5
         assert not older.sweep
         assert [c.checkpoint_id for c in older.passed_over] == [6]
-
-
-def test_after_a_lost_state_a_run_that_cannot_begin_destroys_no_checkpoint(runs: Runs, tmp_path: Path) -> None:
-    with runs.job() as storage:
-        kept = runs.checkpoint(storage, 4)
-        storage.store.put(f"numbers/shared/{'ab' * 32}-1", b"state")
-        elsewhere = runs.stops_savepoint(storage, 5, str(tmp_path / "archive"))
-    files = {info.key for info in storage.store.list("numbers/") if "state.json" not in info.key}
-    (runs.root / "numbers" / "state.json").unlink()
-
-    def start(storage: CheckpointStorage, *, begins: bool) -> None:
-        ownership = storage.acquire(Owner(run_id="run", host="here", pid=1), 60.0, start_named=True)
-        start = runs.choose(storage, elsewhere)
-        if begins:
-            ownership.begin_job(resume=start.resume, restored=start.pointer)
-        storage.sweep(files=start.sweep)
-        ownership.release()
-
-    with CheckpointStorage(open_store(str(runs.root)), "numbers") as storage:
-        start(storage, begins=False)  # a file of the savepoint is corrupt
-        assert {info.key for info in storage.store.list("numbers/")} - {"numbers/state.json"} == files
-        with pytest.raises(PipelineStateMissing, match=kept):
-            storage.acquire(Owner(run_id="next", host="here", pid=1), 60.0)
-        start(storage, begins=True)
-    with runs.run() as storage:
-        storage.sweep(files=runs.choose(storage).sweep)
-        assert {info.key for info in storage.store.list("numbers/")} == {"numbers/state.json"}
