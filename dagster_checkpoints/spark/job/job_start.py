@@ -78,6 +78,12 @@ class JobStart:
         self._follow_earlier_runs(ownership.previous)
         start = choose_start(self._pipeline, self._storage, self._options)
         self._check_selection(start.restored)
+        if not start.sweep:
+            self._log.warning(
+                "Not every retained checkpoint in %s can be read, so no run can go back to it, and no unused file is deleted. "
+                "dagster-checkpoints list --long says which one, and why. Put its _metadata back from a copy.",
+                self._storage.url,
+            )
         self._report_start(start.restored)
         if start.restored is None:
             check_new_start(self._pipeline, ownership)

@@ -240,6 +240,22 @@ def test_a_checkpoint_of_a_spark_whose_state_is_not_read_is_refused_or_passed_ov
         assert start.pointer is not None and start.pointer.location == older
 
 
+def test_a_run_warns_of_an_older_checkpoint_that_cannot_be_read(
+    runs: Runs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with runs.job() as storage:
+        damaged = runs.checkpoint(storage, 5)
+        runs.checkpoint(storage, 6)
+    for warns in (False, True):
+        with runs.run() as storage:
+            assert storage.ownership is not None
+            options = JobOptions(CheckpointConfig(None), NoRestart(), tmp_path)
+            start = JobStart(runs.pipeline, storage, options, None, lambda event: None, logging.getLogger("run"))
+            assert start.choose(storage.ownership).pointer is not None
+            assert ("Not every retained checkpoint" in caplog.text) == warns
+        (runs.root / "numbers" / damaged / "_metadata").write_bytes(b"DCKP damaged")
+
+
 def test_one_unreadable_checkpoint_keeps_the_files_of_all(runs: Runs) -> None:
     with runs.job() as storage:
         runs.checkpoint(storage, 5)
