@@ -157,6 +157,8 @@ def checked_checks(checks: Iterable[CommitCheck | CheckFunction], where: str, *,
     Raises:
         InvalidCommitCheckError: There is no sink, two checks have one name, or a value is no function.
     """
+    if not isinstance(checks, Iterable):
+        raise InvalidCommitCheckError(f"{where}: checks={checks!r}; expected a list of checks, such as checks=[not_empty].")
     declared = tuple(check if isinstance(check, CommitCheck) else CommitCheck(check) for check in checks)
     if declared and not has_sink:
         raise InvalidCommitCheckError(

@@ -74,6 +74,8 @@ class Pipeline:
     def __init__(self, name: str, stages: Iterable[Stage], chaining: bool = True) -> None:
         self.name = check_name("pipeline", name)
         self.chaining = chaining
+        if not isinstance(stages, Iterable):
+            raise NotAStageError(f"Pipeline {name!r}: expected a list of stages, such as [history, sales], found {stages!r}.")
         self._by_name = _by_name(name, with_refused_rows(stages))
         self._check_inputs_exist()
         self.stages: tuple[Stage, ...] = _topological_order(self._by_name)

@@ -89,6 +89,9 @@ def test_checks_need_a_sink_and_names_of_their_own() -> None:
         @bounded_source(sink=SINK, checks=[not_empty, not_empty])
         def more_sales(context: Any) -> Any: ...
 
+    with pytest.raises(InvalidCommitCheckError, match=r"checks=<CommitCheck 'not_empty'.*; expected a list of checks"):
+        bounded_source(sink=SINK, checks=not_empty, name="other")(lambda context: None)  # type: ignore[call-overload]
+
 
 @pytest.mark.parametrize("returned", [None, 1, "yes", CommitCheckResult("yes")])  # type: ignore[arg-type]
 def test_a_check_says_true_or_false(returned: Any) -> None:

@@ -270,6 +270,7 @@ Definition = Callable[[], Pipeline]
 WRONG: list[tuple[str, Definition, type[PipelineDefinitionError], list[str]]] = [
     ("name", lambda: Pipeline("a/b", [source("a", sink=1)]), InvalidNameError, ["Pipeline name 'a/b'"]),
     ("empty", lambda: Pipeline("p", []), EmptyPipelineError, ["'p' has no stages"]),
+    ("one stage", lambda: Pipeline("p", source("a")), NotAStageError, ["a list of stages", "'a'"]),  # type: ignore[arg-type]
     ("function", lambda: Pipeline("p", [source]), NotAStageError, ["item 0", "@stage"]),  # type: ignore[list-item]
     ("class", lambda: Pipeline("p", [source("a", sink=1), Reads]), NotAStageError, ["item 1"]),  # type: ignore[list-item]
     ("no super", lambda: Pipeline("p", [ForgotSuper()]), NotAStageError, ["ForgotSuper", "super().__init__"]),
