@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
@@ -284,11 +285,15 @@ class SinkConformance(ABC):
     def test_readers_see_whole_checkpoints_at_every_moment(self, tmp_path: Path) -> None:
         job = self._job(tmp_path)
         seen: list[list[int]] = []
+        failed: list[str] = []
         ended = threading.Event()
 
         def poll() -> None:
-            while not ended.is_set():
-                seen.append(self._rows(tmp_path))
+            try:
+                while not ended.is_set():
+                    seen.append(self._rows(tmp_path))
+            except Exception:
+                failed.append(traceback.format_exc())
 
         reader = threading.Thread(target=poll, daemon=True)
         job.start()
@@ -300,6 +305,8 @@ class SinkConformance(ABC):
             may_see.append(job.checkpoint(checkpoint_id).visible)
         ended.set()
         reader.join(60)
+        assert not failed, f"expected a reader at every moment to read the rows, found that it failed: {failed[0]}"
+        assert not reader.is_alive(), "expected a reader to end within 60 s, found that it still reads"
         assert seen and [rows for rows in seen if rows not in may_see] == []
         assert [len(rows) for rows in seen] == sorted(len(rows) for rows in seen)
 
