@@ -12,9 +12,10 @@ import pytest
 
 from dagster_checkpoints.coordination import FixedDelayRestart
 from dagster_checkpoints.errors import repeats_by_nature
-from dagster_checkpoints.pipeline import Pipeline, bounded_source
+from dagster_checkpoints.pipeline import Pipeline, bounded_source, unbounded_source
 from dagster_checkpoints.spark.errors import SourcePathError
-from dagster_checkpoints.spark.job.events import JobRestarting
+from dagster_checkpoints.spark.job.events import CheckpointDone, JobRestarting
+from dagster_checkpoints.spark.query.file_batches import PartitionColumnsAppeared
 from dagster_checkpoints.spark.query.file_paths import FilesReadTwice, check_file_paths
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 
@@ -93,3 +94,26 @@ def test_at_the_start_and_in_a_micro_batch(lab: Any) -> None:
     (lab.folder / "raw/data[1].parquet").rename(lab.folder / "raw/data 1.parquet")
     lab.start(pipeline).finished()
     lab.check([(0,), (1,), (2,)])
+
+
+def test_partition_directories_that_appear_when_a_query_runs(lab: Any) -> None:
+    """Spark maps the columns of a file stream by position: partition columns come last as soon as there are directories."""
+    (lab.folder / "in").mkdir()
+
+    @unbounded_source(sink=lab.sink())
+    def sales(context):
+        reader = context.spark.readStream.schema("region string, name string").option("maxFilesPerTrigger", 1)
+        return reader.parquet(str(lab.folder / "in"))
+
+    job = lab.start(Pipeline("sales", [sales]), restart=FixedDelayRestart(3, 0.1))
+    job.wait_for(CheckpointDone)
+    for region, name in (("eu", "Anna"), ("us", "Bob")):
+        (lab.folder / f"in/region={region}").mkdir()
+        pq.write_table(pa.table({"name": [name]}), lab.folder / f"in/region={region}/0.parquet")
+    job.wait_until(lambda: lab.count() == 2)
+    (restarted,) = job.of(JobRestarting)
+    assert PartitionColumnsAppeared.__name__ in restarted.cause
+    job.drain()
+    job.finished()
+    found = lab.spark.read.parquet(str(lab.folder / "out")).select("region", "name")
+    assert lab.rows(found) == [("eu", "Anna"), ("us", "Bob")]

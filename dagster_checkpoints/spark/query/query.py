@@ -22,7 +22,8 @@ from dagster_checkpoints.execution.source_answers import Doing, SourceLook
 from dagster_checkpoints.execution.source_progress import SourceProgress
 from dagster_checkpoints.spark.files.work_path import WorkPath, url
 from dagster_checkpoints.spark.query.driver_sources import KEPT_ERRORS, SourceFailed
-from dagster_checkpoints.spark.query.file_paths import check_read_once, reads_files
+from dagster_checkpoints.spark.query.file_batches import check_files
+from dagster_checkpoints.spark.query.file_paths import reads_files
 from dagster_checkpoints.spark.query.held_starts import held_start
 from dagster_checkpoints.spark.query.kafka_lag import rows_behind, rows_between, streams_with_minimum
 from dagster_checkpoints.spark.query.query_gate import QueryGate
@@ -220,7 +221,7 @@ class TaskQuery:
 
     def _check_files(self) -> None:
         if self._reads_files and self._begun.wait(START_TIMEOUT_SECONDS):
-            check_read_once(self.execution.lastExecution().logical())
+            check_files(self.execution)
 
     @contextmanager
     def between_batches(self) -> Iterator[int]:
