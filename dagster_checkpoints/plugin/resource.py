@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import dagster as dg
 from dagster_aws.s3 import S3Resource
 from dagster_pyspark import LazyPySparkResource, PySparkResource
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from dagster_checkpoints.control import PipelineControl
 from dagster_checkpoints.control.metrics import check_metrics_available
@@ -41,7 +41,7 @@ from dagster_checkpoints.plugin.interrupts import interrupts_delayed
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
 from dagster_checkpoints.plugin.run_lineage import earlier_runs, origin_of, other_steps
 from dagster_checkpoints.plugin.run_tags import cleared_tags, has_no_end, tag_refusal, time_limit_tags
-from dagster_checkpoints.plugin.settings import KnownSettings
+from dagster_checkpoints.plugin.settings import KnownSettings, refuse_unknown
 from dagster_checkpoints.plugin.stage_assets import PIPELINE, StageAssets
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.session.spark_session import build_session, session_config
@@ -126,7 +126,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
 
     Raises:
         pydantic.ValidationError: A setting is outside its range.
-        UnknownSettingError: There is no setting of that name; the error names the nearest one.
+        UnknownSettingError: There is no setting of that name, also of `spark` or `s3`; the error names the nearest one.
         InvalidStorageUrl: `storage` is a URL of a kind that is not supported.
         WorkDirectoryError: `work_directory` is a URL of a kind that is not supported, or is missing although Spark's master is
             not a local one.
@@ -214,6 +214,14 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     spark_config: dict[str, Any] = Field(default={}, description="settings of the Spark session")
     spark: LazyPySparkResource | None = None
     s3: S3Resource | None = None
+
+    @field_validator("spark", "s3", mode="before")
+    @classmethod
+    def _refuse_unknown_of_a_resource(cls, value: Any, field: ValidationInfo) -> Any:
+        if isinstance(value, dict):  # as a component's YAML has it
+            kind: Any = LazyPySparkResource if field.field_name == "spark" else S3Resource
+            refuse_unknown(kind, value)
+        return value
 
     @field_validator("spark", mode="before")
     @classmethod

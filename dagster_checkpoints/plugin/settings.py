@@ -6,6 +6,7 @@ Pydantic ignores unknown fields, so a misspelt setting would silently keep its d
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel, model_validator
@@ -17,6 +18,24 @@ from dagster_checkpoints.pipeline.names import suggestion
 
 class UnknownSettingError(DagsterCheckpointsError):
     """A given setting does not exist; usually its name is misspelt."""
+
+
+def refuse_unknown(kind: type[BaseModel], data: Mapping[str, Any]) -> None:
+    """Refuse settings that a class does not have.
+
+    Args:
+        kind: The class.
+        data: Its settings, as they are given.
+
+    Raises:
+        UnknownSettingError: A setting does not exist; the text names it and the most similar known settings.
+    """
+    known = [*kind.model_fields, *(field.alias for field in kind.model_fields.values() if field.alias)]
+    unknown = [name for name in data if name not in known]
+    if unknown:
+        raise UnknownSettingError(
+            " ".join(f"{kind.__name__} has no setting {name!r}. {suggestion(name, known)}" for name in unknown)
+        )
 
 
 class KnownSettings(BaseModel):
@@ -36,12 +55,7 @@ class KnownSettings(BaseModel):
     @classmethod
     def _refuse_unknown(cls, data: Any) -> Any:
         if isinstance(data, dict) and cls.model_config.get("extra") != "allow":
-            known = [*cls.model_fields, *(field.alias for field in cls.model_fields.values() if field.alias)]
-            unknown = [name for name in data if name not in known]
-            if unknown:
-                raise UnknownSettingError(
-                    " ".join(f"{cls.__name__} has no setting {name!r}. {suggestion(name, known)}" for name in unknown)
-                )
+            refuse_unknown(cls, data)
             given = {name: data[name] for name in cls._durations() if name in data}
             check_seconds(cls.__name__, **{name: value for name, value in given.items() if not _reads_as_number(value)})
         return data

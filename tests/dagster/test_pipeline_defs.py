@@ -370,6 +370,8 @@ def test_a_template_may_be_the_whole_of_an_attribute(
         ({"health": {"late_row": 5}}, ComponentAttributeError, "attribute 'health'.*late_rows.*found .'late_row'"),
         ({"health": {"late_rows": -5}}, InvalidThresholdError, "late_rows=-5"),
         ({"coordinator": {"intervall": 5}}, UnknownSettingError, "interval"),
+        ({"coordinator": {"s3": {"endpoint": "http://minio:9000"}}}, UnknownSettingError, "S3Resource has no .*'endpoint_url'"),
+        ({"coordinator": {"spark": {"spark.master": "yarn"}}}, UnknownSettingError, "LazyPySparkResource.*'spark_config'"),
     ],
 )
 def test_what_a_component_refuses(
