@@ -7,7 +7,7 @@ It calls :func:`build_pipeline_defs`. Source: Dagster's documentation, "Creating
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -253,4 +253,5 @@ class CheckpointedPipelineComponent(dg.Component, dg.Resolvable):
 
     def build_defs(self, context: ComponentLoadContext) -> dg.Definitions:
         """Everything that Dagster needs for the pipeline."""
-        return build_pipeline_defs(**vars(self))
+        own = (each.name for each in fields(CheckpointedPipelineComponent))  # a subclass may have further attributes
+        return build_pipeline_defs(**{name: getattr(self, name) for name in own})

@@ -323,6 +323,15 @@ def test_an_asset_outside_of_a_components_pipeline_may_have_a_key_of_several_par
     assert graph.get(dg.AssetKey("source")).parent_keys == {dg.AssetKey(["raw", "events"]), dg.AssetKey("plain")}
 
 
+def test_a_component_that_extends_it_may_have_attributes_of_its_own() -> None:
+    @dataclasses.dataclass
+    class Owned(CheckpointedPipelineComponent):
+        team: str = "sales"
+
+    defs = Owned(shop()).build_defs(None)  # type: ignore[arg-type]
+    assert [job.name for job in defs.jobs or ()] == ["shop_job"]
+
+
 def test_a_template_may_be_the_whole_of_an_attribute(
     loaded: Callable[..., dg.Definitions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
