@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
@@ -237,6 +238,19 @@ def test_another_catalog_by_its_properties(lake: Lake, tmp_path: Path) -> None:
     name = properties.pop("name")
     assert load_catalog(name, **properties).load_table(NAME).scan().to_arrow()["n"].to_pylist() == [7]
     assert list(tmp_path.glob("elsewhere/shops/sales/dagster-checkpoints/**/*.parquet"))
+
+
+def test_arrays_in_sparks_older_format_are_written_again(lake: Lake) -> None:
+    """With spark.sql.parquet.writeLegacyFormat the elements of an array have another name in the file."""
+    arrays = pa.array([[1, None], None], pa.list_(pa.field("array", pa.int64())))
+    sink = lake.opened(settings={"key": "n"})
+    for checkpoint_id in (1, 2):
+        segment = lake.segment(0)
+        rows = pa.table({"n": pa.array([checkpoint_id, 9], pa.int64()), "xs": arrays})
+        pq.write_table(rows, segment, use_compliant_nested_type=False)
+        sink.write(BATCH, [segment], checkpoint_id)
+        sink.commit(sink.pre_commit(checkpoint_id) or "")
+    assert lake.sorted_rows("n", "xs") == [(1, [1, None]), (2, [1, None]), (9, None)]
 
 
 def test_a_partitioned_table_gets_a_file_for_each_partition(lake: Lake) -> None:

@@ -64,6 +64,19 @@ def file_columns(file: Path) -> tuple[Column, ...]:
     return columns_of_arrow(arrow_schema(metadata)) if recorded is None else columns_of_spark(recorded)
 
 
+def has_the_formats_paths(metadata: Any, table: Table) -> bool:
+    """Whether the nested columns of a file are stored as Iceberg says; Spark's older format has other names between them.
+
+    Args:
+        metadata: the file's footer.
+        table: the table, which has the file's columns.
+    """
+    from pyiceberg.io.pyarrow import parquet_path_to_id_mapping
+
+    known = parquet_path_to_id_mapping(table.schema())
+    return all(metadata.schema.column(number).path in known for number in range(metadata.num_columns))
+
+
 def iceberg_file(file: DataFile, table: Table, location: str) -> IcebergFile:
     """A data file as a manifest of the table names it.
 

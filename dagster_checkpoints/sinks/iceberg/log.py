@@ -27,7 +27,7 @@ from dagster_checkpoints.sinks.iceberg.columns import (
     required_columns,
     schema_of,
 )
-from dagster_checkpoints.sinks.iceberg.data_files import described, file_columns, iceberg_file, texts_of
+from dagster_checkpoints.sinks.iceberg.data_files import described, file_columns, has_the_formats_paths, iceberg_file, texts_of
 from dagster_checkpoints.sinks.lake.columns import Column
 from dagster_checkpoints.sinks.lake.table_log import ActiveFile, LakeChange, PreparedFile, TableFormat, TableLog, TableShape
 from dagster_checkpoints.sinks.parquet_files import arrow_schema, fits
@@ -171,7 +171,8 @@ class IcebergLog(TableLog):
         return {field.name: field.type for field in schema_to_pyarrow(self.opened.schema(), include_field_ids=False)}
 
     def takes(self, metadata: Any) -> bool:
-        return fits(metadata) and bool(arrow_schema(metadata).equals(metadata.schema.to_arrow_schema()))
+        in_microseconds = fits(metadata) and bool(arrow_schema(metadata).equals(metadata.schema.to_arrow_schema()))
+        return in_microseconds and has_the_formats_paths(metadata, self.opened)
 
     def partition_texts(self, values: Mapping[str, Any]) -> dict[str, str | None]:
         return texts_of(self.opened, values)
