@@ -6,10 +6,11 @@ Lake tables store times in microseconds, and so does FileSink. Must not know a t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+_FIELD_ID = b"PARQUET:field_id"
 _SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
 
 
@@ -44,6 +45,18 @@ def fits(metadata: Any) -> bool:
     return True
 
 
+def has_field_ids(fields: Iterable[Any]) -> bool:
+    """Whether columns of a file have ids, also nested ones.
+
+    Args:
+        fields: the fields of its ``pyarrow.Schema``.
+    """
+    return any(
+        _FIELD_ID in (field.metadata or {}) or has_field_ids(field.type.field(place) for place in range(field.type.num_fields))
+        for field in fields
+    )
+
+
 def spark_schema(metadata: Any) -> str | None:
     """The schema that Spark recorded in the file's footer, as JSON; None if Spark has not written the file."""
     text = (metadata.metadata or {}).get(_SPARK_SCHEMA)
@@ -62,12 +75,12 @@ def intervals_in(schema: Any) -> dict[str, str]:
 
 
 def arrow_schema(metadata: Any) -> Any:
-    """The file's ``pyarrow.Schema``, with all times in microseconds and instants in UTC."""
+    """The file's ``pyarrow.Schema``, with all times in microseconds and instants in UTC, without field ids."""
     return _in_microseconds(metadata.schema.to_arrow_schema(), _instants(metadata))
 
 
 def rows_in_microseconds(file: Path, metadata: Any) -> Any:
-    """The file's rows, as a ``pyarrow.Table`` with all times in microseconds."""
+    """The file's rows, as a ``pyarrow.Table`` with all times in microseconds, without field ids."""
     import pyarrow.parquet as pq
 
     table = pq.read_table(file, coerce_int96_timestamp_unit="us")
@@ -101,7 +114,11 @@ def _instants(metadata: Any) -> frozenset[str]:
 def _in_microseconds(schema: Any, instants: frozenset[str]) -> Any:
     import pyarrow as pa
 
-    return pa.schema([field.with_type(_type_in_microseconds(field.type, field.name in instants)) for field in schema])
+    return pa.schema([_plain(field, field.name in instants) for field in schema])
+
+
+def _plain(field: Any, instant: bool) -> Any:
+    return field.remove_metadata().with_type(_type_in_microseconds(field.type, instant))
 
 
 def _type_in_microseconds(kind: Any, instant: bool) -> Any:
@@ -110,7 +127,7 @@ def _type_in_microseconds(kind: Any, instant: bool) -> Any:
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", "UTC" if kind.tz or instant else None)
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_type_in_microseconds(field.type, instant)) for field in kind])
+        return pa.struct([_plain(field, instant) for field in kind])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(_type_in_microseconds(kind.value_type, instant))
     if pa.types.is_map(kind):

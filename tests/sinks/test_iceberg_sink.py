@@ -253,6 +253,25 @@ def test_arrays_in_sparks_older_format_are_written_again(lake: Lake) -> None:
     assert lake.sorted_rows("n", "xs") == [(1, [1, None]), (2, [1, None]), (9, None)]
 
 
+@pytest.mark.parametrize("settings", [{}, {"key": "a"}, {"partition_by": "day"}], ids=str)
+def test_field_ids_of_another_table_are_not_those_of_this_one(lake: Lake, settings: dict[str, Any]) -> None:
+    """Spark writes the ids that the metadata of its columns names (parquet.field.id): readers would exchange columns."""
+
+    def field(name: str, kind: Any, number: int) -> Any:
+        return pa.field(name, kind, metadata={"PARQUET:field_id": str(number)})
+
+    nested = pa.struct([field("x", pa.int64(), 6), field("y", pa.int64(), 5)])
+    columns = [field("a", pa.int64(), 2), field("b", pa.int64(), 1), field("s", nested, 3), pa.field("day", pa.string())]
+    sink = lake.opened(settings=settings)
+    for checkpoint_id in (1, 2):
+        segment = lake.segment(0)
+        values = [[checkpoint_id], [10], [{"x": 3, "y": 4}], ["d"]]
+        pq.write_table(pa.table(values, schema=pa.schema(columns)), segment)
+        sink.write(BATCH, [segment], checkpoint_id)
+        sink.commit(sink.pre_commit(checkpoint_id) or "")
+    assert lake.sorted_rows("a", "b", "s") == [(n, 10, {"x": 3, "y": 4}) for n in (1, 2)]
+
+
 def test_a_partitioned_table_gets_a_file_for_each_partition(lake: Lake) -> None:
     sink = lake.opened(settings={"partition_by": ["day", "kind", "amount"]})
     sink.start_new()

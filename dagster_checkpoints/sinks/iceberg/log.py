@@ -30,7 +30,7 @@ from dagster_checkpoints.sinks.iceberg.columns import (
 from dagster_checkpoints.sinks.iceberg.data_files import described, file_columns, has_the_formats_paths, iceberg_file, texts_of
 from dagster_checkpoints.sinks.lake.columns import Column
 from dagster_checkpoints.sinks.lake.table_log import ActiveFile, LakeChange, PreparedFile, TableFormat, TableLog, TableShape
-from dagster_checkpoints.sinks.parquet_files import arrow_schema, fits
+from dagster_checkpoints.sinks.parquet_files import arrow_schema, fits, has_field_ids
 from dagster_checkpoints.systems.errors import InvalidSinkPath, SinkCannotTakeBack, SinkColumnsMismatch
 from dagster_checkpoints.systems.iceberg_catalogs import CatalogSettings, library_missing
 from dagster_checkpoints.systems.table_files import IcebergTableFiles, LocalTableFiles, NoTableFiles, TableFiles
@@ -171,8 +171,10 @@ class IcebergLog(TableLog):
         return {field.name: field.type for field in schema_to_pyarrow(self.opened.schema(), include_field_ids=False)}
 
     def takes(self, metadata: Any) -> bool:
-        in_microseconds = fits(metadata) and bool(arrow_schema(metadata).equals(metadata.schema.to_arrow_schema()))
-        return in_microseconds and has_the_formats_paths(metadata, self.opened)
+        found = metadata.schema.to_arrow_schema()
+        in_microseconds = fits(metadata) and bool(arrow_schema(metadata).equals(found))
+        # Readers would look for columns by ids of another table, and not by the names.
+        return in_microseconds and not has_field_ids(found) and has_the_formats_paths(metadata, self.opened)
 
     def partition_texts(self, values: Mapping[str, Any]) -> dict[str, str | None]:
         return texts_of(self.opened, values)
