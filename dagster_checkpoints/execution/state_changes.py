@@ -30,7 +30,7 @@ def begun(
         state: the state before.
         resume: whether the previous job continues; otherwise a new one starts.
         restored: the checkpoint or savepoint that it starts from; None for the newest one of the previous job if `resume` is set,
-            and for none otherwise.
+            and for none otherwise. One that is claimed is so from this state on: a run that dies right after it has claimed it.
         at: wall-clock time.
         named: whether the run's configuration names the start, instead of the newest checkpoint.
         origin: where the pipeline is defined.
@@ -61,7 +61,8 @@ def begun(
     if resume and restored.checkpoint_id < state.highest_checkpoint_id:
         # Sinks take back what came after it. A run that restores a later one after all shows it again: OwnershipSteps.has_later.
         state = reserved(state, state.highest_checkpoint_id + 1)
-    return msgspec.structs.replace(state, job=job, newest=newest, retained=retained)
+    state = msgspec.structs.replace(state, job=job, newest=newest, retained=retained)
+    return claimed(state, newest) if restored.claimed else state
 
 
 def reserved(state: PipelineState, checkpoint_id: int) -> PipelineState:

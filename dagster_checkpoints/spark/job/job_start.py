@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+import msgspec
+
 from dagster_checkpoints.execution.start_point import is_repeated_start
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.errors import NothingToRestoreError, SelectionError
@@ -133,7 +135,8 @@ class JobStart:
         ownership = self._storage.ownership
         assert ownership is not None
         named = self._options.restore_from != "latest"
-        return ownership.begin_job(resume=start.resume, restored=start.pointer, named=named, origin=self._options.origin)
+        pointer = msgspec.structs.replace(start.pointer, claimed=True) if start.pointer and start.claimed else start.pointer
+        return ownership.begin_job(resume=start.resume, restored=pointer, named=named, origin=self._options.origin)
 
     def claim(self, start: StartPoint) -> None:
         """Make the savepoint that the job has begun from the pipeline's own, if the run claims it."""

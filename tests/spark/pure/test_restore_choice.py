@@ -142,6 +142,25 @@ def test_a_claimed_savepoint_stays_claimed_when_the_job_is_resumed_from_it(runs:
             storage.ownership.claim(start.pointer)
 
 
+@pytest.mark.parametrize("burst", [True, False])
+def test_a_run_that_dies_when_its_job_has_begun_has_claimed_its_savepoint(runs: Runs, tmp_path: Path, burst: bool) -> None:
+    with runs.job() as storage:
+        assert storage.ownership is not None
+        runs.stops_savepoint(storage, 5, "" if burst else str(tmp_path / "archive"))
+        asked_by: Any = "caught_up" if burst else "request"
+        storage.ownership.end_job("FINISHED", keep_checkpoints=False, ended_by="suspend", stop_asked_by=asked_by)
+    for number in range(3):
+        with runs.run() as storage:
+            assert storage.ownership is not None
+            claim = ClaimMode.NO_CLAIM if burst or number else ClaimMode.CLAIM
+            options = JobOptions(CheckpointConfig(None), NoRestart(), tmp_path, claim_mode=claim)
+            starting = JobStart(runs.pipeline, storage, options, None, lambda event: None, logging.getLogger("run"))
+            start = starting.choose(storage.ownership)
+            assert start.claimed and not start.retained[-1].is_savepoint
+            assert starting.begin(start) == storage.ownership.job_id
+            assert [each.claimed for each in storage.ownership.retained] == [True]
+
+
 def test_without_a_claim_a_savepoint_stays_the_users(runs: Runs) -> None:
     with runs.job() as storage:
         runs.stops_savepoint(storage, 5)
