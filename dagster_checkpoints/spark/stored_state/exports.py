@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dagster_checkpoints.files.urls import local_path, url_scheme
 from dagster_checkpoints.pipeline.names import suggestion
 from dagster_checkpoints.spark.query.query_log import QueryLog
 from dagster_checkpoints.spark.snapshots.query_snapshots import relocate
@@ -120,7 +121,12 @@ def export_checkpoint(
 
 
 def _new(directory: str | os.PathLike[str]) -> Path:
-    path = Path(directory).expanduser().absolute()
+    text = os.fspath(directory)
+    if url_scheme(text) is not None and local_path(text) is None:  # as a path it would be a directory below this one
+        raise ExportRefused(
+            f"expected a directory of this machine, found the URL {text!r}. Name a path, where the file system is mounted"
+        )
+    path = (local_path(text) or Path(text).expanduser()).absolute()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ExportRefused(f"expected an empty directory, or none, at {path}, found something there. Name another one")
     return path
