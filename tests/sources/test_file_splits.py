@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from dagster_checkpoints.sources import FileSplits, InvalidSource
+from dagster_checkpoints.sources.splits.files import is_hidden
 
 
 @pytest.mark.parametrize(
@@ -20,3 +21,20 @@ from dagster_checkpoints.sources import FileSplits, InvalidSource
 def test_what_is_refused(make: Callable[[], FileSplits], text: str) -> None:
     with pytest.raises(InvalidSource, match=text):
         make()
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden"),
+    [
+        ("a.parquet", False),
+        ("_SUCCESS", True),
+        (".a.crc", True),
+        ("day=1", False),
+        ("_day=1", False),
+        (".day=1", True),
+        ("a.csv._COPYING_", True),
+        ("", False),
+    ],
+)
+def test_which_names_spark_leaves_out(name: str, hidden: bool) -> None:
+    assert is_hidden(name) is hidden

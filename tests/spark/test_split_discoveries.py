@@ -36,8 +36,8 @@ def make(folder: Path, *names: str) -> None:
         ("day=*/*.parquet", None, ["day=1/a.parquet", "day=1/b c.parquet", "day=2/a.parquet"]),
         ("day={1,3}", None, ["day=1", "day=3"]),
         ("day=*", "_SUCCESS", ["day=1", "day=3"]),
-        ("", None, ["day=1/a.parquet", "day=1/b c.parquet", "day=2/a.parquet", "day=3/deep/er.parquet"]),
-        ("", "_SUCCESS", ["day=1", "day=3"]),
+        ("", None, ["_day=4/a.parquet", "day=1/a.parquet", "day=1/b c.parquet", "day=2/a.parquet", "day=3/deep/er.parquet"]),
+        ("", "_SUCCESS", ["_day=4", "day=1", "day=3"]),
         ("day=1/a.parquet", None, ["day=1/a.parquet"]),
         ("day=9/a.parquet", None, []),
         ("none/*/x", None, []),
@@ -49,7 +49,8 @@ def test_the_files_of_a_pattern(
 ) -> None:
     root = tmp_path / "_hidden" / "input"  # only what is found counts as hidden
     make(root, "day=1/a.parquet", "day=1/b c.parquet", "day=1/_SUCCESS", "day=1/.a.crc", "day=2/a.parquet", "day=2/_temporary/x")
-    make(root, "day=3/deep/er.parquet", "day=3/_SUCCESS", "_day=4/_SUCCESS", "_day=4/a.parquet")
+    make(root, "day=3/deep/er.parquet", "day=3/_SUCCESS", "_none/_SUCCESS", "_none/a.parquet")
+    make(root, "day=2/b.parquet._COPYING_", "_day=4/_SUCCESS", "_day=4/a.parquet")
     splits = FileSplits(f"{root}/{pattern}", complete)(context)
     assert splits == [f"file:{root}/{name}" for name in found]
 

@@ -16,7 +16,8 @@ class FileSplits:
 
     A split is the URL of a file or directory, as text. It must appear complete under its name, and stay as it is until it is
     read; a directory that is written file by file needs `complete`. Names that begin with `_` or `.` are left out, as Spark
-    leaves them out. If nothing is there, there are no splits.
+    leaves them out, but for directories of partitions (`_day=1`); so are copies that Hadoop is making (`….csv._COPYING_`). If
+    nothing is there, there are no splits.
 
     Args:
         pattern: Path or URL on a file system that Spark reaches, with the wildcards of Hadoop (`*`, `?`, `[ab]`, `{x,y}`): each
@@ -97,5 +98,12 @@ class FileSplits:
             url, _, name = url.rpartition("/")
             if name != self.complete:
                 return None
-        hidden = any(part.startswith(("_", ".")) for part in url[known:].split("/"))
-        return None if hidden else url
+        return None if any(map(is_hidden, url[known:].split("/"))) else url
+
+
+def is_hidden(name: str) -> bool:
+    """Whether Spark leaves out a file or directory of this name: it may be a partition's, `_day=1`, or a copy that is being made.
+
+    Source: Spark's `HadoopFSUtils.shouldFilterOutPathName`
+    """
+    return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
