@@ -1,7 +1,8 @@
 """Time limits for calls that may hang, such as calls to storage.
 
 A thread cannot be stopped from outside: a call that exceeds its limit continues in the background, so only calls that may be
-repeated can have a limit. This module must not know the calls.
+repeated can have a limit. While many of them continue, as at a file system that does not answer, no further one is begun. This
+module must not know the calls.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from typing import Any, TypeVar
 from dagster_checkpoints.errors import DagsterCheckpointsError
 
 Returned = TypeVar("Returned")
+
+
+MOST_UNANSWERED = 200
+"""Number of calls of one system that have not returned, in this process, from which no further one is begun."""
 
 
 class TimeLimitExceeded(DagsterCheckpointsError):
@@ -43,8 +48,15 @@ class TimeLimit:
             call: The function.
 
         Raises:
-            TimeLimitExceeded: The function has not returned in time.
+            TimeLimitExceeded: The function has not returned in time, or too many earlier ones have not returned yet.
         """
+        name = f"time limit for {self._of}"
+        unanswered = sum(thread.name == name for thread in threading.enumerate())
+        if unanswered >= MOST_UNANSWERED:
+            raise TimeLimitExceeded(
+                f"expected {self._of} to answer, found that {unanswered} earlier calls of this process have had no answer yet: "
+                "no further one is begun."
+            )
         answers: queue.Queue[Callable[[], Returned]] = queue.Queue()
 
         def work() -> None:
@@ -55,7 +67,7 @@ class TimeLimit:
             else:
                 answers.put(lambda: result)
 
-        threading.Thread(target=work, name=f"time limit for {self._of}", daemon=True).start()
+        threading.Thread(target=work, name=name, daemon=True).start()
         try:
             answer = answers.get(timeout=max(self._until - self._monotonic(), 0.001))
         except queue.Empty:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_checkpoints import CheckpointCoordinatorResource, Pipeline
+from dagster_checkpoints.plugin import time_limits
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor, write_cursor
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import request_id
 from dagster_checkpoints.plugin.time_limits import TimeLimit, TimeLimitExceeded
@@ -50,6 +51,28 @@ def test_a_call_that_exceeds_the_time_limit_is_abandoned() -> None:
     with pytest.raises(TimeLimitExceeded, match="storage"):
         limit.do(lambda: over.wait(60.0))
     over.set()
+
+
+def test_no_further_call_is_begun_while_many_have_had_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory on a file system that does not answer holds a thread of the code server for each tick."""
+    monkeypatch.setattr(time_limits, "MOST_UNANSWERED", 3)
+    answered, begun = threading.Event(), []
+
+    def hang() -> None:
+        begun.append(threading.current_thread())
+        answered.wait(60)
+
+    for _ in range(8):
+        with pytest.raises(TimeLimitExceeded):
+            TimeLimit(0.01, "a slow system").do(hang)
+    with pytest.raises(TimeLimitExceeded, match="3 earlier calls of this process have had no answer yet"):
+        TimeLimit(0.01, "a slow system").do(hang)
+    assert len(begun) == 3
+    assert TimeLimit(60.0, "another system").do(lambda: 3) == 3
+    answered.set()
+    for thread in begun:
+        thread.join(60)
+    assert TimeLimit(60.0, "a slow system").do(lambda: 3) == 3
 
 
 def test_an_error_comes_through_a_time_limit() -> None:
