@@ -261,7 +261,7 @@ def test_field_ids_of_another_table_are_not_those_of_this_one(lake: Lake, settin
         return pa.field(name, kind, metadata={"PARQUET:field_id": str(number)})
 
     nested = pa.struct([field("x", pa.int64(), 6), field("y", pa.int64(), 5)])
-    columns = [field("a", pa.int64(), 2), field("b", pa.int64(), 1), field("s", nested, 3), pa.field("day", pa.string())]
+    columns = [field("a", pa.int64(), 2), field("b", pa.int64(), 1), field("s", nested, 3), field("day", pa.string(), 4)]
     sink = lake.opened(settings=settings)
     for checkpoint_id in (1, 2):
         segment = lake.segment(0)
