@@ -53,6 +53,7 @@ REQUIRED: Mapping[str, str] = {
     "spark.sql.streaming.noDataMicroBatches.enabled": "true",
     "spark.sql.exchange.reuse": "false",  # an operator behind reused exchanges has no watermark, and emits nothing
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # readers cannot read the year 9999 from INT96
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",  # with LEGACY sinks take days before 1582-10-15 for others
     "spark.sql.streaming.stopTimeout": "60s",
     "spark.scheduler.mode": "FAIR",  # otherwise a backfill's long batch delays the live stages and their barriers
 }

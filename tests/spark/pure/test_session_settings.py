@@ -29,6 +29,13 @@ def test_a_session_with_another_value_of_a_required_setting_is_refused(key: str)
         check_session(session_with(**{key: "other"}))
 
 
+def test_days_of_the_julian_calendar_in_parquet_files_are_refused() -> None:
+    """Spark knows by the file's metadata that it has rebased them; sinks, which read the files, do not."""
+    session_config({"spark.sql.parquet.datetimeRebaseModeInWrite": "corrected"})
+    with pytest.raises(SparkSettingError, match=r"datetimeRebaseModeInWrite=LEGACY.*Remove the setting"):
+        session_config({"spark.sql.parquet.datetimeRebaseModeInWrite": "LEGACY"})
+
+
 def test_a_setting_that_a_stages_function_changes_is_refused_before_its_query_starts() -> None:
     """`spark_config` refuses it, and each query takes the session's settings when it starts."""
     deployment = SimpleNamespace(tasks={}, plan=SimpleNamespace(graph=None, sources=()), finished=frozenset())
