@@ -95,6 +95,10 @@ def groups_of_counts(rows: DataFrame) -> DataFrame:
     return windows(rows, F.sum("v").alias("v")).groupBy("window", "v").count()
 
 
+def above_the_mean(rows: DataFrame) -> DataFrame:
+    return rows.sparkSession.sql("SELECT * FROM {groups} WHERE k > (SELECT avg(id) FROM range(3))", groups=windows(rows))
+
+
 def of_bytes(rows: DataFrame) -> DataFrame:
     return windows(rows.withColumn("b", F.encode("k", "UTF-8")), by="b")
 
@@ -370,6 +374,8 @@ PAIRS: Mapping[str, tuple[Program, Program, str | None]] = {
     ),
     # Results of an aggregation, which Spark names by the ids of columns
     "the same groups by the results of others": (one_of(groups_of_counts), one_of(lambda rows: groups_of_counts(rows)), None),
+    # Names that Spark numbers
+    "the same subquery behind a group": (one_of(above_the_mean), one_of(lambda rows: above_the_mean(rows)), None),
     # Functions over arrays, whose variables PySpark numbers
     "the same function over an array": (
         one_of(lambda rows: of_arrays(rows, lambda x: F.exists(F.array("w"), lambda y: x == y))),

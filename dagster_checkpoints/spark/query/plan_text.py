@@ -67,6 +67,7 @@ COMPUTED = {
 UDFS = frozenset({"ArrowEvalPython", "BatchEvalPython"})
 _ADDED = {"Generate": "generatorOutput", **dict.fromkeys(UDFS, "resultAttrs")}
 OUTPUTS = ("output", "outputAttrs", "outputAttributes", "outAttributes")
+_SUBQUERY_ID = re.compile(r"(?<=subquery)#\d+")
 _BY_TIME_ZONE = frozenset({"date", "timestamp", "timestamp_ntz", "string"})
 
 
@@ -227,7 +228,7 @@ def _call(node: Node, column: Any) -> str:
         if isinstance(value, int) and not isinstance(value, bool) and value == children < len(node.children):
             children += 1  # the number of a child, which the text contains already
         elif isinstance(value, str | int | float) and name not in _IGNORED_FIELDS:
-            arguments.append(f"{name} {value}")
+            arguments.append(f"{name} {_SUBQUERY_ID.sub('', value) if isinstance(value, str) else value}")
         elif _is_tree(value) and "replacement" not in node.fields:
             arguments.append(f"{name} {text_of_expression(_tree(value), column)}")
     if node.kind.endswith("UDF") and node.fields.get("dataType") is not None:
