@@ -374,6 +374,12 @@ PAIRS: Mapping[str, tuple[Program, Program, str | None]] = {
     ),
     # Results of an aggregation, which Spark names by the ids of columns
     "the same groups by the results of others": (one_of(groups_of_counts), one_of(lambda rows: groups_of_counts(rows)), None),
+    # What an explosion gives
+    "groups by what another explosion gives": (
+        one_of(lambda rows: rows.withColumn("e", F.explode(F.array("v"))).groupBy("ts", "e").count()),
+        one_of(lambda rows: rows.withColumn("e", F.explode(F.array("w"))).groupBy("ts", "e").count()),
+        VALUES,
+    ),
     # Names that Spark numbers
     "the same subquery behind a group": (one_of(above_the_mean), one_of(lambda rows: above_the_mean(rows)), None),
     # Functions over arrays, whose variables PySpark numbers

@@ -97,6 +97,10 @@ def _origin_of(identity: int, name: str, plan: Node) -> str:
             place = plan.output.index(identity)
             rows = [expressions_of(row) for row in plan.fields.get("projections") or ()]
             return _either([traced(row[place], plan.children) for row in rows if place < len(row)]) or name
+        if plan.kind == "Generate":
+            given = next((str(n.fields["name"]) for n in plan.expressions("generatorOutput") if identity_of(n) == identity), None)
+            if given is not None:
+                return f"{given} of {traced(plan.expressions('generator')[0], plan.children)}"
         if plan.kind in UDFS and (called := _called(identity, plan)) is not None:
             return traced(called, plan.children)
         if plan.kind in COMPUTED:
