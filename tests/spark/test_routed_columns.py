@@ -43,6 +43,10 @@ STAGES: dict[str, tuple[Transform, list[str]]] = {
     "under_another_name": (lambda a, b: right(a.union(b)).groupBy("rk", F.window("rts", "1 hour")).count(), []),
     "windows": (lambda a, b: a.union(b).groupBy(F.window("ts", "1 hour")).count(), ["Aggregate"]),
     "by_a_changed_key": (lambda a, b: a.union(b).groupBy(F.lower("k"), F.window("ts", "1 hour")).count(), ["Aggregate"]),
+    "by_parts_of_the_key": (
+        lambda a, b: a.union(b).withColumn("k", F.explode(F.split("k", ","))).groupBy("k", F.window("ts", "1 hour")).count(),
+        ["Aggregate"],
+    ),
     "duplicates_of_the_key": (lambda a, b: a.union(b).dropDuplicatesWithinWatermark(["k", "v"]), []),
     "duplicates": (lambda a, b: a.union(b).dropDuplicates(["v", "ts"]), ["Deduplicate"]),
     "different_rows": (lambda a, b: a.union(b).distinct(), []),
