@@ -115,3 +115,24 @@ def test_one_instance_has_all_rows_and_several_without_a_key_have_any(
     transform, _ = STAGES["windows_by_the_key"]
     warnings = check_plans(pipeline(lab, {"windows": transform}, list(instances), key), lab.spark).warnings
     assert [named in text for text in warnings if named] == [True] * len(warnings) == [True] * bool(named)
+
+
+@pytest.mark.parametrize(("key", "warned"), [("upper(k) AS k", True), ("k AS id", False), ("k", False)])
+def test_a_key_that_a_query_in_front_has_changed_or_renamed(lab: Any, key: str, warned: bool) -> None:
+    """Of a changed key, equal ones may be in two instances."""
+
+    @unbounded_source(watermark=("ts", "1 hour"))
+    def live(context):
+        return lab.stream("live", ROWS)
+
+    @stage(inputs={"live": StageInput(key="k")}, instances=["x", "y"])
+    def before(live):
+        return live.select(F.expr(key), "ts")
+
+    @stage(instances=["x", "y"], sink=lab.sink())
+    def windows(before):
+        return before.groupBy(before.columns[0], F.window("ts", "1 hour")).count()
+
+    report = check_plans(Pipeline("instances", [live, before, windows], chaining=False), lab.spark)
+    assert report.failed == {}
+    assert ["Stage 'windows'" in text and "no column routes its rows" in text for text in report.warnings] == [True] * warned

@@ -47,6 +47,7 @@ from dagster_checkpoints.spark.query.routed_keys import (
     name_in_joins,
     operators_apart,
     operators_without,
+    routed_columns,
 )
 from dagster_checkpoints.spark.query.routed_types import check_key_types, check_recorded_types
 from dagster_checkpoints.spark.query.stage_calls import open_stage
@@ -102,6 +103,8 @@ class QueryPlans:
         settings: AttemptSettings,
     ) -> None:
         self.schemas: dict[str, StructType] = {}
+        self._routed: dict[str, list[str]] = {}
+        """By last stage of a chain of several instances whose plan is known, the columns by which its rows are routed to them."""
         self._own_watermarks: set[str] = set()
         """The stages at whose end there is a watermark that their query sets itself."""
         self._pipeline = pipeline
@@ -205,6 +208,7 @@ class QueryPlans:
     def _warn_of_state_apart(self, chain: Chain, plan: plans.QueryPlan) -> None:
         """Warn of state of a chain with several instances that does not belong to the columns by which rows are routed."""
         keys = self._routed_by(chain.stages[0])
+        self._routed[chain.stages[-1]] = routed_columns(plan, keys)
         columns = ", ".join(map(repr, keys))
         routed = f"its rows are routed by {columns}, which is not in" if keys else "no column routes its rows, also none of"
         for stage, kind in operators_apart(plan, keys):
@@ -227,7 +231,8 @@ class QueryPlans:
             if edge.input.key is not None:
                 found[edge.input.key] = None
             elif edge.pattern is EdgePattern.POINTWISE and self._pipeline.stage(edge.source).parallelism == stage.parallelism:
-                found.update(dict.fromkeys(self._routed_by(edge.source)))
+                known = self._routed.get(edge.source)  # without a plan: as if it passed them on
+                found.update(dict.fromkeys(self._routed_by(edge.source) if known is None else known))
         return list(found)
 
     def _whole(self, chain: Chain, index: int) -> PlanDescription | None:

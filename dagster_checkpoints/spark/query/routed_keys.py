@@ -21,7 +21,7 @@ from dagster_checkpoints.spark.query.plan_nodes import children, items, optimize
 from dagster_checkpoints.spark.query.plan_text import Node, parse
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.stage_calls import StageCall
-from dagster_checkpoints.spark.query.stateful_nodes import stateful_nodes
+from dagster_checkpoints.spark.query.stateful_nodes import analyzed_plan, stateful_nodes
 
 _KEYS = {
     "Aggregate": "groupingExpressions",
@@ -103,6 +103,17 @@ def operators_apart(plan: QueryPlan, keys: Collection[str]) -> list[tuple[str, s
         for stage, node in zip(stages, found, strict=True)
         if not (all(joined) if node.kind == _JOIN else any(_is_routed(text, keys) for text in _origins(node)))
     ]
+
+
+def routed_columns(plan: QueryPlan, keys: Collection[str]) -> list[str]:
+    """The columns of a query's result by which its rows are divided among its instances.
+
+    Args:
+        plan: The plan of the query.
+        keys: The columns by which the rows of its inputs are routed.
+    """
+    origins = column_origins(analyzed_plan(plan.frame))
+    return [name for name, origin in zip(plan.frame.columns, origins, strict=False) if _is_routed(origin, keys)]
 
 
 def _is_routed(text: str, keys: Collection[str]) -> bool:
