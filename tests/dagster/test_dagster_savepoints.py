@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +15,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_checkpoints import Pipeline, PipelineRunConfig, savepoint_asset
+from dagster_checkpoints import ParquetSink, Pipeline, PipelineRunConfig, bounded_source, savepoint_asset
 from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.plugin.savepoints import SavepointAsset, SavepointRetention, asset, record_savepoint
 from dagster_checkpoints.plugin.savepoints.metadata import read_savepoint, resume_metadata
-from dagster_checkpoints.plugin.savepoints.retention import RecordedSavepoint, expired
+from dagster_checkpoints.plugin.savepoints.retention import RecordedSavepoint, delete_expired, expired
 from dagster_checkpoints.spark.job.events import CheckpointDone, SavepointDone
 from dagster_checkpoints.storage import CheckpointStorage, StorageUnavailable
 
@@ -263,7 +264,7 @@ def test_the_asset_of_a_code_location_is_found_under_its_own_key(
     defs = dg.Definitions(assets=[mine], resources={"checkpoint_coordinator": 1})
     context: Any = SimpleNamespace(repository_def=defs.get_repository_def())
     found = SavepointAsset.of(context, meeting_pipeline)
-    assert found == SavepointAsset(dg.AssetKey(["prod", "kept", "meeting"]), "prod_kept_meeting")
+    assert found == SavepointAsset(dg.AssetKey(["prod", "kept", "meeting"]), "prod/kept/meeting")
     assert SavepointAsset.of(context, numbers_pipeline).key == dg.AssetKey(["savepoints", "numbers"])
 
 
@@ -369,6 +370,22 @@ def scheduled(number: int, **changes: Any) -> dict[str, Any]:
 
 def periodic(number: int) -> str:
     return f"periodic-20260504T03020{number}Z"
+
+
+def test_a_schedule_deletes_no_partition_of_another_pipelines_savepoints(instance: dg.DagsterInstance) -> None:
+    """Dagster's dynamic partitions have a name, which all assets of the instance share."""
+
+    def shop(context: Any) -> Any: ...
+
+    source = bounded_source(sink=ParquetSink("/nowhere"))(shop)
+    asset = SavepointAsset.named(Pipeline("shop", [source]), ["savepoints", "eu"])
+    other = SavepointAsset.named(Pipeline("eu_shop", [source]))
+    instance.add_dynamic_partitions(other.partitions, ["periodic-20260101T000000Z"])
+    context: Any = SimpleNamespace(instance=instance, log=logging.getLogger(__name__))
+    storage: Any = SimpleNamespace(list_savepoints=lambda: (), read_state=lambda: None)
+    newest = RecordedSavepoint("periodic-20260101T010000Z", "savepoints/2", 3600.0)
+    delete_expired(context, storage, asset, SavepointRetention(made_by="hourly", prefix="periodic-", count=1), newest)
+    assert instance.get_dynamic_partitions(other.partitions) == ["periodic-20260101T000000Z"]
 
 
 def test_a_schedule_deletes_only_its_own_old_savepoints(running: Any, take: Take, instance: dg.DagsterInstance) -> None:

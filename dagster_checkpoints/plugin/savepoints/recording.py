@@ -42,7 +42,9 @@ class SavepointAsset:
     @classmethod
     def named(cls, pipeline: Pipeline, prefix: Sequence[str] = DEFAULT_PREFIX) -> SavepointAsset:
         """The savepoint asset whose key has this prefix."""
-        return cls(dg.AssetKey([*prefix, pipeline.name]), "_".join([*prefix, pipeline.name]))
+        key = dg.AssetKey([*prefix, pipeline.name])
+        # All assets share the names of dynamic partitions: with underscores, "shop" below "eu" would be the pipeline "eu_shop".
+        return cls(key, ("_" if tuple(prefix) == DEFAULT_PREFIX else "/").join(key.path))
 
     @classmethod
     def of(cls, context: dg.AssetExecutionContext, pipeline: Pipeline) -> SavepointAsset:
