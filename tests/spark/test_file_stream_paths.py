@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,10 @@ import pytest
 
 from dagster_checkpoints.coordination import FixedDelayRestart
 from dagster_checkpoints.errors import repeats_by_nature
-from dagster_checkpoints.pipeline import Pipeline, bounded_source, unbounded_source
-from dagster_checkpoints.spark.errors import SourcePathError
+from dagster_checkpoints.pipeline import Pipeline, Stage, StageKind, bounded_source, unbounded_source
+from dagster_checkpoints.spark.errors import SourcePathError, SourceRowsLostError
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobRestarting
-from dagster_checkpoints.spark.query.file_batches import PartitionColumnsAppeared
+from dagster_checkpoints.spark.query.file_batches import PartitionColumnsAppeared, PlannedFilesGone
 from dagster_checkpoints.spark.query.file_paths import FilesReadTwice, check_file_paths
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 
@@ -94,6 +95,34 @@ def test_at_the_start_and_in_a_micro_batch(lab: Any) -> None:
     (lab.folder / "raw/data[1].parquet").rename(lab.folder / "raw/data 1.parquet")
     lab.start(pipeline).finished()
     lab.check([(0,), (1,), (2,)])
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_file_that_is_deleted_before_its_micro_batch(lab: Any, ignored: bool) -> None:
+    """Spark finds several files at once, and lists them again when it reads them: it leaves out what is gone by then."""
+    put(lab.folder / "in", *(f"{number}.parquet" for number in range(4)))
+    for number in range(4):
+        os.utime(lab.folder / f"in/{number}.parquet", (number, number))
+
+    class Files(Stage):
+        def transform(self, context: Any) -> Any:
+            reader = context.spark.readStream.schema("n long").option("maxFilesPerTrigger", 1).option("maxFileAge", "36500d")
+            return reader.option("ignoreMissingFiles", ignored).parquet(str(lab.folder / "in"))
+
+        def process_batch(self, batch: Any, batch_id: int) -> Any:
+            (lab.folder / "in/2.parquet").unlink(missing_ok=True)
+            return batch
+
+    pipeline = Pipeline("gone", [Files("files", kind=StageKind.BOUNDED_SOURCE, sink=lab.sink())])
+    job = lab.start(pipeline, restart=FixedDelayRestart(3, 0.1))
+    if ignored:
+        job.finished()
+        lab.check([(0,), (1,), (3,)])
+        return
+    error = job.result().error
+    assert isinstance(error.__cause__, SourceRowsLostError) and PlannedFilesGone.__name__ in str(error), error
+    assert "found that 1 of them were deleted" in str(error) and "in/2.parquet" in str(error)
+    assert job.of(JobRestarting) == []
 
 
 def test_partition_directories_that_appear_when_a_query_runs(lab: Any) -> None:

@@ -23,6 +23,7 @@ from dagster_checkpoints.spark.query.source_checks import (
     acts_on_commit,
     limit_in_query,
     missing_limit,
+    skips_files,
     skips_old_files,
     wrong_offset_commit,
 )
@@ -125,6 +126,27 @@ def test_which_sources_their_query_can_limit(kind: str, options: Mapping[str, st
 )
 def test_which_sources_skip_old_files(kind: str, options: Mapping[str, str], skips: bool) -> None:
     assert skips_old_files(StreamingSource(kind, kind, options)) is skips
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "settings", "skips"),
+    [
+        ("files", {}, {}, []),
+        ("files", {"ignoremissingfiles": "True"}, {}, ["ignoreMissingFiles"]),
+        ("files", {"ignorecorruptfiles": "false"}, {"spark.sql.files.ignoreCorruptFiles": "true"}, []),
+        (
+            "files",
+            {"ignoremissingfiles": "true"},
+            {"spark.sql.files.ignoreCorruptFiles": "true"},
+            ["ignoreMissingFiles", "ignoreCorruptFiles"],
+        ),
+        ("kafka", {}, {"spark.sql.files.ignoreCorruptFiles": "true"}, []),
+    ],
+)
+def test_which_sources_skip_files_that_spark_cannot_read(
+    kind: str, options: Mapping[str, str], settings: Mapping[str, str], skips: list[str]
+) -> None:
+    assert skips_files(StreamingSource(kind, kind, options), settings.get) == skips
 
 
 WITHOUT_TIME_LIMIT = {"maxFileAge": "36500d"}

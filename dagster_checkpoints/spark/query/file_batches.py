@@ -1,18 +1,30 @@
-"""The files of a micro-batch of Spark's own file streams: what Spark would multiply or mix up without an error.
+"""The files of a micro-batch of Spark's own file streams: what Spark would lose, multiply or mix up without an error.
 
-Spark maps columns by their position, and learns which of them are partition columns where a query begins.
+Spark lists a directory, plans the files that it has not read, and lists these again when it reads them: those that are gone by
+then it leaves out. It maps columns by their position, and learns which of them are partition columns where a query begins.
 
-Source: Spark's `FileStreamSource.getBatch` and `MicroBatchExecution.runBatch`
+Source: Spark's `FileStreamSource.getBatch`, `HadoopFSUtils.listLeafFiles` and `MicroBatchExecution.runBatch`
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.spark.errors import LostRows
+from dagster_checkpoints.spark.query.file_index import unlisted
 from dagster_checkpoints.spark.query.file_paths import check_read_once
 from dagster_checkpoints.spark.query.plan_nodes import streams_of_batch
+
+SKIPS_MISSING_FILES = "ignoreMissingFiles"
+"""Spark's option, and the end of the name of its setting, with which it skips files that are gone."""
+_SHOWN = 3
+
+
+class PlannedFilesGone(LostRows):
+    """Files that Spark's file stream has found were deleted before it read them; no row of the micro-batch has left the query."""
 
 
 class PartitionColumnsAppeared(DagsterCheckpointsError):
@@ -27,13 +39,42 @@ def check_files(execution: Any) -> None:
 
     Raises:
         FilesReadTwice: a file is there more than once.
+        PlannedFilesGone: a file is not there any more.
         PartitionColumnsAppeared: values would come into other columns.
     """
     batch = execution.lastExecution().logical()
     check_read_once(batch)
     for position, leaf in enumerate(streams_of_batch(batch)):
-        if leaf.nodeName() == "LogicalRelation" and leaf.relation().partitionSchema().size():
-            _check_columns(streams_of_batch(execution.logicalPlan())[position], leaf)
+        if leaf.nodeName() == "LogicalRelation":
+            relation = leaf.relation()
+            _check_there(relation)
+            if relation.partitionSchema().size():
+                _check_columns(streams_of_batch(execution.logicalPlan())[position], leaf)
+
+
+def _check_there(relation: Any) -> None:
+    index = relation.location()
+    if index.allFiles().size() == index.rootPaths().size() or _skips_missing_files(relation):
+        return
+    files = str(index.rootPaths().mkString("\n")).split("\n")
+    gone = unlisted(index, files)
+    raise PlannedFilesGone(
+        f"expected the {len(files)} files of a micro-batch that Spark's file stream has found before, found that {len(gone)} of "
+        f"them were deleted before they were read: {_shown(gone)}. No row of the micro-batch was emitted. Keep "
+        "files until no checkpoint in use is older than their rows. Put them back, or empty files of these names if their rows "
+        f'are not needed; or set .option("{SKIPS_MISSING_FILES}", "true"), with which Spark skips such files without an error'
+    )
+
+
+def _skips_missing_files(relation: Any) -> bool:
+    option = relation.options().get(SKIPS_MISSING_FILES)
+    if option.isDefined():
+        return str(option.get()).lower() == "true"
+    return bool(relation.sparkSession().sessionState().conf().ignoreMissingFiles())
+
+
+def _shown(files: Sequence[str]) -> str:
+    return f"{', '.join(files[:_SHOWN])}{f' and {len(files) - _SHOWN} more' if len(files) > _SHOWN else ''}"
 
 
 def _check_columns(stream: Any, leaf: Any) -> None:

@@ -40,15 +40,29 @@ def exact_index(jvm: Any, session: Any, files: Sequence[str]) -> Any:
     datasources = jvm.org.apache.spark.sql.execution.datasources
     cache = getattr(getattr(datasources, "NoopCache$"), "MODULE$")
     index = datasources.InMemoryFileIndex(session, roots, options, none, cache, none, none)
-    listed = _STATUS.findall(str(index.allFiles().mkString()))  # one call: a call for each file would be slow
+    listed = listed_files(index.allFiles())
     if len(listed) != len(files):
-        known = {_name(found) for found, _ in listed}
-        lost = [file for file in files if _name(file) not in known]
-        raise _lost(files, lost, "gone, or hidden from Spark by a name that begins with _ or .")
+        raise _lost(files, unlisted(index, files), "gone, or hidden from Spark by a name that begins with _ or .")
     empty = [found for found, size in listed if size == "0"]
     if empty:
         raise _lost(files, empty, "empty")
     return index
+
+
+def unlisted(index: Any, files: Sequence[str]) -> list[str]:
+    """Those of some files that an index of Spark's has not found.
+
+    Args:
+        index: the index, as Spark's Java object.
+        files: the paths of the files as Hadoop writes them.
+    """
+    known = {_name(found) for found, _ in listed_files(index.allFiles())}
+    return [file for file in files if _name(file) not in known]
+
+
+def listed_files(statuses: Any) -> list[tuple[str, str]]:
+    """Path and size of the files in a collection of Scala's, in one call: a call for each file would be slow."""
+    return _STATUS.findall(str(statuses.mkString()))
 
 
 def _lost(files: Sequence[str], lost: Sequence[str], why: str) -> FilesLost:

@@ -10,7 +10,7 @@ Source: https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-da
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 from dagster_checkpoints.pipeline import StageKind
 from dagster_checkpoints.spark.errors import EndlessSourceError, NamedSourceError, OffsetCommitError, SourceActsOnCommitError
 from dagster_checkpoints.spark.jvm import jvm_of
+from dagster_checkpoints.spark.query.file_batches import SKIPS_MISSING_FILES
 from dagster_checkpoints.spark.query.plan_nodes import V1_STREAM, V2_STREAM, source_options, streams
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 
@@ -68,6 +69,12 @@ _LIMITS: Mapping[str, tuple[str, ...]] = {
     "pulsar": ("maxBytesPerTrigger",),
     "iceberg": ("streaming-max-files-per-micro-batch", "streaming-max-rows-per-micro-batch"),
 }
+
+_SKIPPED_FILES: Mapping[str, str] = {
+    SKIPS_MISSING_FILES: "files that were deleted before they were read",
+    "ignoreCorruptFiles": "damaged files, behind the damage",
+}
+"""Options of file sources, with what Spark then skips."""
 
 COMMITS_OFFSETS = "commit.offsets.on.checkpoint"
 """Option of a Kafka source: with "true" its offsets go to the consumer group with each completed checkpoint."""
@@ -157,6 +164,12 @@ def check_source(call: StageCall, frame: DataFrame) -> list[str]:
                 f"Stage {call.stage.name!r}: {source.title} in {call.stage.location} has failOnDataLoss=false: rows that Kafka "
                 "has deleted before they were read are skipped, without an error. Remove the option after the gap."
             )
+        for option in skips_files(source, frame.sparkSession.conf.get):
+            warnings.append(
+                f"Stage {call.stage.name!r}: {source.title} in {call.stage.location} has {option}=true: rows of "
+                f"{_SKIPPED_FILES[option]} are skipped, without an error. Remove the option, or Spark's setting for it, after "
+                "the gap."
+            )
         if skips_old_files(source):
             warnings.append(f"Stage {call.stage.name!r}: {source.title} in {call.stage.location} has {_SKIPS_OLD_FILES}.")
     return warnings
@@ -221,6 +234,21 @@ def skips_old_files(source: StreamingSource) -> bool:
     """
     reads_backwards = source.options.get("latestfirst", "").lower() == "true" and not missing_limit(source)
     return source.kind == _FILES and "maxfileage" not in source.options and not reads_backwards
+
+
+def skips_files(source: StreamingSource, setting: Callable[[str], str | None]) -> list[str]:
+    """The options with which Spark skips files of a source that it cannot read.
+
+    Args:
+        source: The source.
+        setting: Gives a setting of the session, which counts if the source does not have the option.
+
+    Source: Spark's `FileSourceOptions`.
+    """
+    if source.kind != _FILES:
+        return []
+    given = {name: source.options.get(name.lower()) or setting(f"spark.sql.files.{name}") or "" for name in _SKIPPED_FILES}
+    return [name for name, value in given.items() if value.lower() == "true"]
 
 
 def limit_in_query(source: StreamingSource) -> Limit | None:
