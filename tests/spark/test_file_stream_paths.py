@@ -16,7 +16,11 @@ from dagster_checkpoints.errors import repeats_by_nature
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageKind, bounded_source, unbounded_source
 from dagster_checkpoints.spark.errors import SourcePathError, SourceRowsLostError
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobRestarting
-from dagster_checkpoints.spark.query.file_batches import PartitionColumnsAppeared, PlannedFilesGone
+from dagster_checkpoints.spark.query.file_batches import (
+    FilesOutsidePartitions,
+    PartitionColumnsAppeared,
+    PlannedFilesGone,
+)
 from dagster_checkpoints.spark.query.file_paths import FilesReadTwice, check_file_paths
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 
@@ -146,3 +150,22 @@ def test_partition_directories_that_appear_when_a_query_runs(lab: Any) -> None:
     job.finished()
     found = lab.spark.read.parquet(str(lab.folder / "out")).select("region", "name")
     assert lab.rows(found) == [("eu", "Anna"), ("us", "Bob")]
+
+
+def test_a_file_beside_partition_directories_in_one_micro_batch(lab: Any) -> None:
+    """Spark reads only the files in these directories."""
+    put(lab.folder / "in", "0.parquet")
+    put(lab.folder / "in/day=1", "0.parquet", "1.parquet")
+
+    @bounded_source(sink=lab.sink())
+    def days(context):
+        reader = context.spark.readStream.schema("n long, day int").option("maxFilesPerTrigger", 5)
+        return reader.option("maxFileAge", "36500d").parquet(str(lab.folder / "in"))
+
+    job = lab.start(Pipeline("days", [days]), interval=None, restart=FixedDelayRestart(3, 0.1))
+    error = job.result().error
+    assert repeats_by_nature(error) and FilesOutsidePartitions.__name__ in str(error) and "found 1 beside these" in str(error)
+    assert job.of(JobRestarting) == [] and lab.count() == 0
+    (lab.folder / "in/0.parquet").rename(lab.folder / "in/day=1/2.parquet")
+    lab.start(Pipeline("days", [days])).finished()
+    lab.check([(0, 1), (1, 1), (0, 1)])

@@ -1,20 +1,22 @@
 """The files of a micro-batch of Spark's own file streams: what Spark would lose, multiply or mix up without an error.
 
 Spark lists a directory, plans the files that it has not read, and lists these again when it reads them: those that are gone by
-then it leaves out. It maps columns by their position, and learns which of them are partition columns where a query begins.
+then it leaves out, and those beside directories of partitions. It maps columns by their position, and learns which of them are
+partition columns where a query begins.
 
-Source: Spark's `FileStreamSource.getBatch`, `HadoopFSUtils.listLeafFiles` and `MicroBatchExecution.runBatch`
+Source: Spark's `FileStreamSource.getBatch`, `HadoopFSUtils.listLeafFiles`, `PartitioningUtils.parsePartitions` and
+`MicroBatchExecution.runBatch`
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.spark.errors import LostRows
-from dagster_checkpoints.spark.query.file_index import unlisted
+from dagster_checkpoints.spark.query.file_index import listed_files, unlisted
 from dagster_checkpoints.spark.query.file_paths import check_read_once
 from dagster_checkpoints.spark.query.plan_nodes import streams_of_batch
 
@@ -31,6 +33,12 @@ class PartitionColumnsAppeared(DagsterCheckpointsError):
     """A file stream has got partition columns since its query began: the next attempt reads them."""
 
 
+class FilesOutsidePartitions(DagsterCheckpointsError):
+    """A micro-batch has files beside directories of partitions, whose rows Spark does not read."""
+
+    repeats: ClassVar[bool] = True
+
+
 def check_files(execution: Any) -> None:
     """Check that the micro-batch that a query processes reads the rows of its file streams right, and each once.
 
@@ -40,6 +48,7 @@ def check_files(execution: Any) -> None:
     Raises:
         FilesReadTwice: a file is there more than once.
         PlannedFilesGone: a file is not there any more.
+        FilesOutsidePartitions: Spark would not read a file.
         PartitionColumnsAppeared: values would come into other columns.
     """
     batch = execution.lastExecution().logical()
@@ -49,6 +58,7 @@ def check_files(execution: Any) -> None:
             relation = leaf.relation()
             _check_there(relation)
             if relation.partitionSchema().size():
+                _check_in_partitions(relation)
                 _check_columns(streams_of_batch(execution.logicalPlan())[position], leaf)
 
 
@@ -71,6 +81,20 @@ def _skips_missing_files(relation: Any) -> bool:
     if option.isDefined():
         return str(option.get()).lower() == "true"
     return bool(relation.sparkSession().sessionState().conf().ignoreMissingFiles())
+
+
+def _check_in_partitions(relation: Any) -> None:
+    index = relation.location()
+    no_filter = index.rootPaths().take(0)
+    read = {path for path, _ in listed_files(index.listFiles(no_filter, no_filter))}
+    lost = [path for path, size in listed_files(index.allFiles()) if size != "0" and path not in read]
+    if lost:
+        columns = ", ".join(_names(relation.partitionSchema()))
+        raise FilesOutsidePartitions(
+            f"expected files in directories of the partition columns {columns}, found {len(lost)} beside these in a micro-batch: "
+            f"{_shown(lost)}. Spark would read no row of them, without an error. No row of the micro-batch was emitted. Move "
+            "them into such directories, or read them with a source of their own"
+        )
 
 
 def _shown(files: Sequence[str]) -> str:
