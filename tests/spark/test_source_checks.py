@@ -13,9 +13,11 @@ import pytest
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, SimpleDataSourceStreamReader
 from pyspark.sql.streaming import DataStreamReader
 
-from dagster_checkpoints.pipeline import Pipeline, StageContext, bounded_source, stage, unbounded_source
+from dagster_checkpoints.pipeline import Pipeline, StageContext, bounded_source, split_source, stage, unbounded_source
+from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.errors import EndlessSourceError, NamedSourceError, SourceActsOnCommitError, StageFailedError
 from dagster_checkpoints.spark.job.events import JobStarted
+from dagster_checkpoints.spark.job.plan_check import check_plans
 from dagster_checkpoints.spark.query import source_checks
 from dagster_checkpoints.spark.query.source_checks import (
     COMMITS_OFFSETS,
@@ -405,6 +407,37 @@ def test_a_probable_mistake_is_warned_of_once_for_all_instances(lab: Any, caplog
     assert joins[0].startswith("Stage 'forgetful' (")
     assert "every row of its left and right side" in joins[0]
     job.cancel()
+
+
+def test_instances_that_read_the_same_rows_are_warned_of(spark: Any, tmp_path: Path) -> None:
+    """Each instance of a source calls the function: without a part of its own it reads all rows once more."""
+
+    def files(context: Any, name: str) -> Any:
+        (tmp_path / name).mkdir(exist_ok=True)
+        return context.spark.readStream.schema(FLIGHTS).option("maxFilesPerTrigger", 1).parquet(str(tmp_path / name))
+
+    def named(number: int, function: Any) -> Any:
+        return bounded_source(name=f"s{number}", watermark=("ts", "1 hour"), instances=["x", "y"], sink=sink(number))(function)
+
+    def sink(number: int) -> ParquetSink:
+        return ParquetSink(tmp_path / f"out{number}")
+
+    def never(context: Any, split: str) -> Any:
+        raise AssertionError("no split is read")
+
+    sources = [
+        named(0, lambda context: files(context, "all")),
+        named(1, lambda context: files(context, "all").where("v > 1")),
+        named(2, lambda context: files(context, context.instance)),
+        named(3, lambda context: files(context, "all").where(f"k = '{context.instance}'")),
+        bounded_source(name="s4", sink=sink(4))(lambda context: files(context, "all")),
+        split_source(name="s5", schema=FLIGHTS, discover=["a"], instances=["x", "y"], sink=sink(5))(never),
+    ]
+    report = check_plans(Pipeline("p", sources), spark)
+    assert report.ok and len(report.passed) == 6, report
+    warned = [text for text in report.warnings if "read the same rows" in text]
+    assert [text.partition(" (")[0] for text in warned] == ["Stage 's0'", "Stage 's1'"], report.warnings
+    assert all("its instances 'x' and 'y' read" in text and "context.instance" in text for text in warned)
 
 
 def _expr(text: str) -> Any:

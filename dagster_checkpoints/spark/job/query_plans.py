@@ -19,6 +19,7 @@ from dagster_checkpoints.pipeline import (
     EdgePattern,
     FunctionStage,
     Pipeline,
+    SplitSource,
     Stage,
     StageKind,
     TaskId,
@@ -50,6 +51,7 @@ from dagster_checkpoints.spark.query.routed_keys import (
     routed_columns,
 )
 from dagster_checkpoints.spark.query.routed_types import check_key_types, check_recorded_types
+from dagster_checkpoints.spark.query.source_checks import reads_the_same
 from dagster_checkpoints.spark.query.stage_calls import open_stage
 from dagster_checkpoints.spark.query.stage_inputs import (
     EventTime,
@@ -107,6 +109,8 @@ class QueryPlans:
         """By last stage of a chain of several instances whose plan is known, the columns by which its rows are routed to them."""
         self._own_watermarks: set[str] = set()
         """The stages at whose end there is a watermark that their query sets itself."""
+        self._of_instances: dict[str, dict[int, DataFrame]] = {}
+        """By source with several instances, what each of them reads."""
         self._pipeline = pipeline
         self._spark = spark
         self._instance = instance
@@ -161,6 +165,7 @@ class QueryPlans:
             )
         if not inputs:
             _check_batch_source(instances, plan)
+            self._warn_of_the_same_rows(chain, index, instances[0].stage, plan)
         return plan, described
 
     def build(
@@ -220,6 +225,22 @@ class QueryPlans:
                 "stage one instance."
             )
             self._warn([text])
+
+    def _warn_of_the_same_rows(self, chain: Chain, index: int, source: Stage, plan: plans.QueryPlan) -> None:
+        """Warn of a source whose instances read the same, each all of it; those of a split source share its splits."""
+        if isinstance(source, SplitSource) or type(source).process_batch is not Stage.process_batch or len(chain.instances) == 1:
+            return
+        frame, known = plan.outputs[source.name], self._of_instances.setdefault(source.name, {})
+        same = next((other for other in known if other != index and reads_the_same(known[other], frame)), None)
+        if same is not None:
+            names = f"{chain.instances[same]!r} and {chain.instances[index]!r}"
+            text = (
+                f"Stage {source.name!r} ({source.location}): its instances {names} read the same rows, so that each row is there "
+                "once for each of them. Choose a part of the input by context.instance; or make it a split source, whose "
+                "instances share its splits; or leave out instances=."
+            )
+            self._warn([text])
+        known[index] = frame
 
     def _routed_by(self, name: str) -> list[str]:
         """The columns by which the rows of a stage's streams are routed to its instances, also on the way to it."""

@@ -23,7 +23,7 @@ from dagster_checkpoints.pipeline import StageKind
 from dagster_checkpoints.spark.errors import EndlessSourceError, NamedSourceError, OffsetCommitError, SourceActsOnCommitError
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.file_batches import SKIPS_MISSING_FILES
-from dagster_checkpoints.spark.query.plan_nodes import V1_STREAM, V2_STREAM, source_options, streams
+from dagster_checkpoints.spark.query.plan_nodes import V1_STREAM, V2_STREAM, analyzed, source_options, streams
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 
 Limit = Literal["bytes", "rows"]
@@ -184,6 +184,16 @@ def check_limits(call: StageCall, frame: DataFrame) -> list[str]:
         for source in (source_of(frame, leaf) for leaf in streams(frame))
         if (missing := missing_limit(source))
     ]
+
+
+def reads_the_same(one: DataFrame, other: DataFrame) -> bool:
+    """Whether two DataFrames certainly have the same rows, as their plans say: not known of sources such as Kafka's.
+
+    A watermark that a stage declares has an id of its own in each plan, and changes no row.
+    """
+    plans = [analyzed(frame) for frame in (one, other)]
+    first, second = (plan.child() if plan.nodeName() == "EventTimeWatermark" else plan for plan in plans)
+    return bool(first.sameResult(second))
 
 
 def acts_on_commit(source: StreamingSource) -> str:
