@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dagster_checkpoints.pipeline import Quarantine
 from dagster_checkpoints.spark.channels.channel_log import Channel, LoggedElement, Records, SegmentFiles
-from dagster_checkpoints.spark.channels.segments import Split, write_parts, write_segment
+from dagster_checkpoints.spark.channels.segments import Split, part_of_file, write_parts, write_segment
 from dagster_checkpoints.spark.files.work_path import WorkPath
 from dagster_checkpoints.spark.query.quarantined_rows import not_met, with_reasons
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
@@ -156,8 +156,10 @@ class TaskOutput:
         else:
             parts = write_parts(rows, self._next_folder(), not_met(self._quarantine, rows))
             passed = parts.pop(0, None)
-            files = {number: part.files for number, part in parts.items()}
-            refused = write_segment(with_reasons(self._quarantine, rows, files), self._next_folder()) if parts else None
+            files = [file for part in parts.values() for file in part.files]
+            refused = (
+                write_segment(with_reasons(self._quarantine, rows, files, part_of_file()), self._next_folder()) if files else None
+            )
             for part in parts.values():
                 part.hold()
                 part.release()

@@ -97,6 +97,11 @@ def write_parts(batch: DataFrame, folder: WorkPath, part: Column) -> dict[int, S
     return segments
 
 
+def part_of_file() -> Column:
+    """The number of the segment of :func:`write_parts` whose files a row is read from, as a BIGINT."""
+    return F.regexp_extract(F.input_file_name(), f"/{_PART}=([0-9]+)/[^/]*$", 1).cast("bigint")
+
+
 def write_share(rows: DataFrame, folder: WorkPath, share: SegmentShare) -> SegmentFiles | None:
     """Write the rows of a segment that an instance gets: those that :class:`Split` gives it. Returns None if there are none.
 

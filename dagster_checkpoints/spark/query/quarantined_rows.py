@@ -5,7 +5,7 @@ It must not know where the rows go, nor their limit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
@@ -32,19 +32,18 @@ def not_met(quarantine: Quarantine, rows: DataFrame) -> Column:
     return reduce(Column.__add__, bits)
 
 
-def with_reasons(quarantine: Quarantine, rows: DataFrame, files: Mapping[int, Sequence[WorkPath]]) -> DataFrame:
+def with_reasons(quarantine: Quarantine, rows: DataFrame, files: Sequence[WorkPath], not_met: Column) -> DataFrame:
     """Refused rows with the names of the conditions that they do not meet.
+
+    One table, however many sets of conditions are not met: Spark plans a union of hundreds of tables for minutes.
 
     Args:
         quarantine: The conditions.
         rows: The rows of which these are a part.
-        files: The files of the written rows, by what :func:`not_met` says of them; at least one.
+        files: The files of the refused rows; at least one.
+        not_met: What :func:`not_met` says of them, as a column of these files.
     """
-    tables = [
-        table_dataframe(rows.sparkSession, rows.schema, written).withColumn(REFUSED_BY, _reasons(quarantine, F.lit(number)))
-        for number, written in files.items()
-    ]
-    return reduce(DataFrame.unionAll, tables)
+    return table_dataframe(rows.sparkSession, rows.schema, files).withColumn(REFUSED_BY, _reasons(quarantine, not_met))
 
 
 def divided(quarantine: Quarantine, rows: DataFrame) -> tuple[DataFrame, DataFrame]:
