@@ -226,6 +226,8 @@ def test_all_kinds_of_stages_have_a_quarantine(lab: Any, tmp_path: Path) -> None
         (lambda rows: rows.v.nothing(), "not callable"),
         (lambda rows: rows.where("v > 0"), "the function returned DataFrame"),
         (lambda rows: True, "the function returned True, not a Column"),
+        ("_metadata.file_size > 0", "`_metadata`.`file_size` cannot be resolved"),
+        ("renamed.v > 0", "`renamed`.`v` cannot be resolved"),
     ],
 )
 def test_conditions_that_are_none_are_known_at_the_start(lab: Any, condition: Any, found: str) -> None:
@@ -233,7 +235,7 @@ def test_conditions_that_are_none_are_known_at_the_start(lab: Any, condition: An
         sink=lab.sink("orders"), quarantine=Quarantine({"good": "v > 0", "bad": condition}, sink=lab.sink("refused"))
     )
     def orders(context):
-        return lab.stream("orders", ROWS)
+        return lab.stream("orders", ROWS).alias("renamed")
 
     error = check_plans(Pipeline("p", [orders]), lab.spark).failed["orders"]
     assert isinstance(error, StageQuarantineError)

@@ -81,12 +81,15 @@ def check_quarantine(call: StageCall, quarantine: Quarantine, rows: DataFrame) -
         raise _refused(
             call, f"expected no column {taken[0]!r} beside quarantine=, which adds it to refused rows. Rename the column"
         )
+    # A micro-batch has these columns, and none that are hidden (`_metadata`) or named by an alias.
+    batch = rows.sparkSession.createDataFrame([], rows.schema)
     for name, condition in quarantine.conditions.items():
         try:
             with refusing_queries(call.stage, call.context.instance):
-                # Spark refuses here what is no condition on one row: aggregates, window functions, other types than BOOLEAN.
-                rows.where(_column(condition, rows))
-                rows.select(F.when(_column(condition, rows), 0))
+                for frame in (rows, batch):
+                    # Spark refuses here what is no condition on one row: aggregates, window functions, no BOOLEAN.
+                    frame.where(_column(condition, frame))
+                    frame.select(F.when(_column(condition, frame), 0))
         except StageError:
             raise
         except Exception as error:
