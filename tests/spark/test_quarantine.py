@@ -10,12 +10,14 @@ import pytest
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from dagster_checkpoints.coordination import FixedDelayRestart
 from dagster_checkpoints.pipeline import (
     Pipeline,
     Quarantine,
     Stage,
     StageInput,
     bounded_source,
+    commit_check,
     split_source,
     stage,
     unbounded_source,
@@ -23,7 +25,7 @@ from dagster_checkpoints.pipeline import (
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.channels import outputs, segments
 from dagster_checkpoints.spark.errors import StageQuarantineError
-from dagster_checkpoints.spark.job.events import CheckpointDone, CheckpointNotDone, StageFinished
+from dagster_checkpoints.spark.job.events import CheckpointDone, CheckpointNotDone, JobRestarting, StageFinished
 from dagster_checkpoints.spark.job.plan_check import check_plans
 from dagster_checkpoints.testing import SourceRows, StageFindingError, check_pipeline
 
@@ -319,6 +321,40 @@ def test_above_the_limit_no_reader_sees_a_row(lab: Any, with_sink: bool) -> None
     job.finished()
     assert [row[3] for row in lab.committed("orders")] == [1, 2, 3, 7]
     assert [row[3:5] for row in lab.committed("refused")] == sorted([(v, "is_positive") for v in (-4, -5, -6)], key=repr)
+
+
+def test_a_check_that_raises_or_returns_nothing_refuses_no_row_twice(lab: Any) -> None:
+    """The limit counts the rows since the last commit: those of a failed attempt count when they are read again."""
+    answers: list[Any] = []
+
+    @commit_check
+    def fickle(rows):
+        answer = answers.pop() if answers else True
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    @unbounded_source(
+        sink=lab.sink("orders"),
+        checks=[fickle],
+        quarantine=Quarantine({"is_positive": "v > 0"}, sink=lab.sink("refused"), most_rows=2, most_share=0.7),
+    )
+    def orders(context):
+        return lab.stream("orders", ROWS)
+
+    job = lab.start(Pipeline("p", [orders]), interval=0.3, restart=FixedDelayRestart(9, 0.1))
+    for number, answer in enumerate((True, ValueError("no answer"), None)):
+        answers.append(answer)
+        lab.put("orders", ROWS, [(number, "a", lab.at(0), v) for v in (1, -2, None)])
+        job.wait_until(lambda rows=2 * (number + 1): lab.count("refused") == rows)
+    job.drain()
+    job.finished()
+    assert not [event for event in job.of(CheckpointNotDone) if "most_" in str(event)]
+    causes = [event.cause for event in job.of(JobRestarting)]
+    assert len(causes) == 2 and "no answer" in causes[0] and "returned None" in causes[1]
+    assert [row[0] for row in lab.committed("orders")] == [0, 1, 2]
+    assert sorted((row[0], row[3]) for row in lab.committed("refused") if row[3]) == [(0, -2), (1, -2), (2, -2)]
+    assert {row[4] for row in lab.committed("refused")} == {"is_positive"} and lab.count("refused") == 6
 
 
 @pytest.mark.parametrize("at_source", [False, True])
