@@ -81,6 +81,7 @@ class Machine(Performer, ABC):
         end_requested: whether a user has ended all sources.
         asked_to_end: the sources that users were told would end, also in the runs before it.
         sent_reports: the last acknowledgements and declines; each may be delivered a second time.
+        most_instances: by the uid of a stage, the largest number of instances that the retained checkpoints know.
         unanswered: by requester number, the request that has no answer yet.
         fair: by checkpoint and by name of a request, when it would expire: those that were triggered or made since the world is
             calm. No fault happens, and time passes only when nothing else can happen, so none of them does.
@@ -89,10 +90,11 @@ class Machine(Performer, ABC):
     # Slots, because a dictionary of more than 30 attributes is slow.
     __slots__ = (
         "_due", "_kept", "_last_id", "_loss_reported", "_savepoints", "_start", "asked_to_end", "attempt",
-        "completed", "config", "crashed", "dirty", "discoveries", "end_requested", "ended", "ended_by", "ended_sources",
-        "epoch", "fair", "ghosts", "io", "io_thread", "job", "job_id", "knows_event_time", "lineage", "main", "names", "number",
-        "paused", "plan", "queue", "requested_start", "restarted", "restored", "running", "scenario", "sent_reports", "shape",
-        "shut_down", "slow", "status", "tasks", "unanswered", "uploads", "world",
+        "completed", "config", "crashed", "dirty", "discoveries", "end_requested", "ended", "ended_by",
+        "ended_sources", "epoch", "fair", "ghosts", "io", "io_thread", "job", "job_id", "knows_event_time", "lineage",
+        "main", "most_instances", "names", "number", "paused", "plan", "queue", "requested_start", "restarted",
+        "restored", "running", "scenario", "sent_reports", "shape", "shut_down", "slow", "status", "tasks",
+        "unanswered", "uploads", "world",
     )  # fmt: skip
 
     def __init__(self, world: World, number: int, start: RequestedStart) -> None:
@@ -124,6 +126,7 @@ class Machine(Performer, ABC):
         self.ended_sources: frozenset[tuple[str, str]] = frozenset()
         self.asked_to_end: frozenset[str] = frozenset()
         self.sent_reports: deque[TaskReport] = deque(maxlen=6)
+        self.most_instances: dict[str, int] = {}
         self.unanswered: dict[int, Request] = {}
         self.fair: dict[int | str, float] = {}
         self.restored: Restored | None = None

@@ -32,6 +32,13 @@ RESCALING_FAULTS = (
         "splits",
     ),
     Fault("a rescaled instance begins with the latest event time", least_watermark, "min(", "max(", "rescaling"),
+    Fault(
+        "the rows of instances that only later checkpoints had stay visible",
+        rescaled_instances.with_known_instances,
+        "most_instances.get(each.name, 0))",
+        "0)",
+        "in flight",
+    ),
     # Instances that have ended
     Fault(
         "the lists of an instance that waits for its final checkpoint are dealt out",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,6 +33,7 @@ from dagster_checkpoints.state import (
     validate_restore,
     with_uids,
 )
+from dagster_checkpoints.state.rescaled_instances import with_known_instances
 from simulation.channels import Channel, Ghost, Snapshot, total
 from simulation.divisions import in_parts, keeps_layout
 from simulation.fused_task import FusedTask
@@ -123,11 +125,13 @@ def _retained(process: Process) -> list[str]:
     return [p.location for p, gone in zip(retained, lost, strict=True) if p.checkpoint_id <= newest or not gone]
 
 
-def read_restored(store: Store, location: str, shapes: Sequence[Shape], variant: int) -> Restored:
+def read_restored(
+    store: Store, location: str, shapes: Sequence[Shape], variant: int, most_instances: Mapping[str, int] = MappingProxyType({})
+) -> Restored:
     """Read a checkpoint or savepoint through the shipped format, and check that it fits by the shipped rules."""
     metadata = store.check_complete(location)
     before = shapes[metadata.variant]
-    stored = encode(with_uids(as_recorded(metadata, before), before.pipeline))
+    stored = encode(with_known_instances(with_uids(as_recorded(metadata, before), before.pipeline), most_instances))
     shape = shapes[variant]
     if keeps_layout(before, shape):  # the user has taken a division back: the chains stay divided
         return Restored(metadata, validate_restore(before.pipeline, decode(stored, location)), location)
@@ -154,7 +158,7 @@ def as_recorded(metadata: Metadata, shape: Shape) -> CheckpointMetadata:
     return CheckpointMetadata(
         pipeline=shape.pipeline.name,
         checkpoint_id=metadata.pointer.checkpoint_id,
-        stages=stages,
+        stages=tuple(msgspec.structs.replace(s, most_instances=metadata.most_instances.get(s.name, 0)) for s in stages),
         chains=recorded_chains(shape.chains, snapshots),
         kind="savepoint" if metadata.pointer.kind == "savepoint" else "checkpoint",
         job_id=str(metadata.pointer.job_id),

@@ -26,6 +26,7 @@ class Metadata:
         enumerators: by split source, its enumerator when the checkpoint was triggered.
         ending: (stage, instance) of the sources that requests have ended, as the job says.
         asked_to_end: the sources that users were told would end, before the checkpoint was written.
+        most_instances: by stage, the largest number of instances that it has had, if it has fewer now.
     """
 
     pointer: CheckpointPointer
@@ -38,6 +39,7 @@ class Metadata:
     enumerators: Mapping[str, Any] = field(default_factory=dict)
     ending: frozenset[tuple[str, str]] = frozenset()
     asked_to_end: frozenset[str] = frozenset()
+    most_instances: Mapping[str, int] = field(default_factory=dict)
 
 
 class Store:

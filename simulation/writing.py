@@ -20,7 +20,8 @@ from dagster_checkpoints.execution.shared_files import store_file
 from dagster_checkpoints.execution.storage_steps import DriverValues, StatePlace, drive
 from dagster_checkpoints.execution.task_events import StoreSnapshot
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state import CheckpointMetadata, recorded_stages
+from dagster_checkpoints.state import CheckpointMetadata, recorded_stages, with_uids
+from dagster_checkpoints.state.rescaled_instances import note_instances
 from simulation.channels import Ghost, Snapshot
 from simulation.consistency import check_cut, check_ends
 from simulation.divisions import keeps_layout
@@ -156,6 +157,7 @@ class Writer(Machine):
             enumerators=snapshot.enumerators,
             ending=snapshot.ending,
             asked_to_end=asked_to_end,
+            most_instances=self.plan.most_instances,
         )
 
     # The start
@@ -174,7 +176,7 @@ class Writer(Machine):
             RestoreError: it does not fit, or cannot be restored with other numbers of instances.
         """
         shapes, variant = self.world.shapes, self.requested_start.variant
-        restored = read_restored(self.store, location, shapes, variant)
+        restored = read_restored(self.store, location, shapes, variant, self.most_instances)
         metadata = restored.metadata
         self.world.counts["divisions"] += bool(restored.plan.divided)
         before = self.store.check_complete(location)
@@ -198,8 +200,11 @@ class Writer(Machine):
         return RestorableCheckpoint(restored, pointer, location, is_savepoint(location), not location.startswith("elsewhere/"))
 
     def register(self, location: str) -> None:
-        """Keep the shared files of a checkpoint from deletion."""
-        self.registry.register(location, self.store.check_complete(location).files)
+        """Keep the shared files of a checkpoint from deletion, and note how many instances its stages have had."""
+        metadata = self.store.check_complete(location)
+        self.registry.register(location, metadata.files)
+        shape = self.world.shapes[metadata.variant]
+        note_instances(with_uids(as_recorded(metadata, shape), shape.pipeline), self.most_instances)
 
     # Deletion
 

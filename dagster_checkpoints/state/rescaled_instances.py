@@ -202,6 +202,31 @@ def instances_of_finished_ones(before: CheckpointMetadata, now: CheckpointMetada
                 yield SettledInstance(tail.name, index, tail.instances[index], parallelism, part_of(task, tail.name))
 
 
+def note_instances(checkpoint: CheckpointMetadata, most_instances: dict[str, int]) -> None:
+    """Note how many instances the stages of a retained checkpoint have or have had.
+
+    Args:
+        checkpoint: the checkpoint.
+        most_instances: by stage, the largest number that is known; it is changed.
+    """
+    for stage in checkpoint.stages:
+        most_instances[stage.name] = max(stage.parallelism, stage.most_instances, most_instances.get(stage.name, 0))
+
+
+def with_known_instances(checkpoint: CheckpointMetadata, most_instances: Mapping[str, int]) -> CheckpointMetadata:
+    """The checkpoint, which knows of instances that later ones have had: if it is restored, their sinks take their rows back.
+
+    Args:
+        checkpoint: the checkpoint that is restored.
+        most_instances: what :func:`note_instances` has noted of the retained checkpoints.
+    """
+    stages = (
+        msgspec.structs.replace(each, most_instances=max(each.most_instances, most_instances.get(each.name, 0)))
+        for each in checkpoint.stages
+    )
+    return msgspec.structs.replace(checkpoint, stages=tuple(stages))
+
+
 def with_most_instances(checkpoint: FittedCheckpoint) -> CheckpointMetadata:
     """The checkpoint, with the largest number of instances of stages that have fewer now."""
     stages = []

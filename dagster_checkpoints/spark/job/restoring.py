@@ -10,8 +10,6 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Protocol
 
-from msgspec.structs import replace
-
 from dagster_checkpoints.execution import start_point
 from dagster_checkpoints.execution.start_point import (
     ListSavepoints,
@@ -28,6 +26,7 @@ from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.session.spark_version import installed_version
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.state import check_spark_version, decode, validate_restore
+from dagster_checkpoints.state.rescaled_instances import note_instances, with_known_instances
 from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage
 
 StartPoint = start_point.StartPoint[Restored]
@@ -61,8 +60,7 @@ def choose_start(
             case RegisterFiles(location):
                 retained = decode(storage.read_metadata(location), storage.url_of(location))
                 storage.register(location, retained.files())
-                for stage in retained.stages:
-                    most_instances[stage.name] = max(stage.parallelism, stage.most_instances, most_instances.get(stage.name, 0))
+                note_instances(retained, most_instances)
                 return None
             case ReadRestorable(location):
                 allowed = options.allow_non_restored_state
@@ -126,8 +124,5 @@ def read_restored(
         if storage.layout.parse_checkpoint(location) is not None:
             storage.register(location, metadata.files())  # so that the sweep keeps them, also if the checkpoint is not retained
     check_spark_version(metadata, installed_version())
-    stages = (
-        replace(each, most_instances=max(each.most_instances, most_instances.get(each.name, 0))) for each in metadata.stages
-    )
-    plan = validate_restore(pipeline, replace(metadata, stages=tuple(stages)), allow_non_restored_state)
+    plan = validate_restore(pipeline, with_known_instances(metadata, most_instances), allow_non_restored_state)
     return Restored(plan, location, savepoint)
