@@ -36,7 +36,10 @@ MAKE_AFTER_SECONDS = 60.0
 """Seconds from the start of the JVM until the archive is made: by then a pipeline has loaded the classes of its micro-batches."""
 _FREE_MEMORY, _FREE_DISK = 2 * 1024**3, 1024**3
 _CLASS_PATH_SETTINGS = ("SPARK_HOME", "SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")
-_STALE_SECONDS = 30 * 24 * 3600.0
+_DAY = 24 * 3600.0
+_STALE_SECONDS = {".jsa": 30 * _DAY, ".classes": 30 * _DAY, ".new": _DAY, ".list": _DAY}
+_KEPT = 6
+"""Archives, of some 200 MB each: each new environment makes one."""
 
 
 class ClassArchive:
@@ -133,12 +136,18 @@ class ClassArchive:
         return None
 
     def _remove_stale(self) -> None:
-        """Remove other archives that no run has used for a month, and the records of runs that were killed."""
-        for file in [*self.path.parent.glob("classes-*.jsa"), *self.path.parent.glob("classes-*.classes")]:
+        """Remove all archives but the ones used last, what no run has used for a month, and what killed processes have left."""
+        found: list[tuple[float, int, Path]] = []
+        for file in self.path.parent.glob("classes-*"):
             with suppress(OSError):
-                found = file.stat()
-                used = file == self.path and found.st_size
-                if not used and found.st_mtime < time.time() - _STALE_SECONDS:
+                status = file.stat()
+                found.append((status.st_mtime, status.st_size, file))
+        archives = [file for _, size, file in sorted(found, reverse=True) if file.suffix == ".jsa" and size]
+        for modified, size, file in found:
+            used = file == self.path and size
+            stale = time.time() - modified > _STALE_SECONDS.get(file.suffix, float("inf"))
+            if not used and (stale or file in archives[_KEPT:]):
+                with suppress(OSError):
                     file.unlink()
 
 

@@ -153,6 +153,30 @@ def test_unused_archives_and_records_are_removed_after_a_month(cache: Path) -> N
     assert "DumpLoadedClassList" in str(offered()) and not own.exists()
 
 
+def test_only_the_archives_used_last_are_kept_and_what_killed_makers_left_goes_after_a_day(cache: Path) -> None:
+    cache.mkdir()
+    own = ClassArchive(find_java_home(), LOCAL).path
+    own.write_text("content")
+    os.utime(own, (time.time() - 1000,) * 2)
+    for number in range(9):  # a new environment each hour
+        made = cache / f"classes-{number}.jsa"
+        made.write_text("content")
+        os.utime(made, (time.time() - 100 * number,) * 2)
+    impossible = cache / "classes-none.jsa"
+    impossible.touch()
+    for name, age in (("killed.new", 90_000), ("killed.list", 90_000), ("running.new", 3000), ("killed.lock", 90_000)):
+        (cache / f"classes-{name}").touch()
+        os.utime(cache / f"classes-{name}", (time.time() - age,) * 2)
+    offered()
+    kept = {f"classes-{number}.jsa" for number in range(6)}
+    assert {file.name for file in cache.iterdir()} == kept | {
+        own.name,
+        impossible.name,
+        "classes-running.new",
+        "classes-killed.lock",
+    }
+
+
 def test_an_archive_of_another_user_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise PermissionError
