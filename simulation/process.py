@@ -198,7 +198,7 @@ class Process(Writer):
         self._start = start = drive(steps, self.perform)
         job = previous.job
         if self.requested_start.restore_from == "latest" and job.stop_asked_by == "caught_up" and start.pointer is not None:
-            of_burst = start.pointer.location != job.savepoint or start.claimed
+            of_burst = start.pointer.location != job.savepoint or start.pointer.claimed
             check(of_burst, "the savepoint {} of a burst is nobody's, and would never be deleted", job.savepoint)
         self.count("restores" if start.restored is not None else "new starts")
         if unlisted.checkpoints:
@@ -231,15 +231,11 @@ class Process(Writer):
             raise OwnershipLost
 
     def _begin(self, action: do.BeginJob) -> Steps[on.JobBegun]:
+        if self._start.pointer is not None and self._start.pointer.claimed:
+            self.store.claimed.add(self._start.pointer.location)
         job_id = yield from self.owned(self.owner.begin_job(resume=self._start.resume, restored=self._start.pointer))
         check(job_id == self.job_id, "the job has another id than its tasks were given")
         return on.JobBegun()
-
-    def _claim(self, action: do.ClaimSavepoint) -> Steps[on.SavepointClaimed]:
-        assert self._start.pointer is not None
-        self.store.claimed.add(self._start.pointer.location)
-        yield from self.owned(self.owner.claim(self._start.pointer))
-        return on.SavepointClaimed()
 
     # Attempts
 
@@ -428,7 +424,6 @@ _PERFORM: dict[type[object], Callable[[Process, Any], Steps[Any] | None]] = {
     # Actions that take steps: the result is an event, except for the release, which is the last action
     do.Deploy: Process._deploy,
     do.BeginJob: Process._begin,
-    do.ClaimSavepoint: Process._claim,
     do.ConfirmOwnership: Process._confirm,
     do.ReadNewest: Process._read_newest,
     do.StopTasks: Process._stop_tasks,

@@ -56,12 +56,6 @@ class BeginJob(msgspec.Struct, frozen=True):
     """Record in storage that the job runs. Answered with JobBegun or FatalError."""
 
 
-class ClaimSavepoint(msgspec.Struct, frozen=True):
-    """Record in storage that the savepoint from which the job starts belongs to the pipeline.
-
-    Answered with SavepointClaimed or FatalError."""
-
-
 class ConfirmOwnership(msgspec.Struct, frozen=True):
     """Ask storage whether this run still owns the pipeline. Answered with OwnershipConfirmed, StorageSilent or FatalError."""
 
@@ -201,7 +195,6 @@ JobAction = (
     ChooseOlderStart
     | Deploy
     | BeginJob
-    | ClaimSavepoint
     | ConfirmOwnership
     | ReadNewest
     | StopTasks

@@ -73,14 +73,12 @@ class JobBeginning(msgspec.Struct, frozen=True):
         retained: the checkpoints that storage retains, with the restored one.
         passed_over: checkpoints of no use after the first one of the job: later ones than that it started from, and those of
             other jobs.
-        claims: whether the savepoint from which the job starts belongs to the pipeline from then on.
     """
 
     restored: RestorePoint | None = None
     next_checkpoint_id: int = 1
     retained: tuple[CompletedCheckpoint, ...] = ()
     passed_over: tuple[CompletedCheckpoint, ...] = ()
-    claims: bool = False
 
 
 class JobOutcome(msgspec.Struct, frozen=True):
@@ -142,10 +140,6 @@ class DeployFailed(msgspec.Struct, frozen=True):
 
 class JobBegun(msgspec.Struct, frozen=True):
     """It is recorded in storage that the job runs."""
-
-
-class SavepointClaimed(msgspec.Struct, frozen=True):
-    """It is recorded in storage that the savepoint belongs to the pipeline."""
 
 
 class OwnershipConfirmed(msgspec.Struct, frozen=True):
@@ -245,7 +239,6 @@ JobMachineEvent = (
     | Deployed
     | DeployFailed
     | JobBegun
-    | SavepointClaimed
     | OwnershipConfirmed
     | StorageSilent
     | NewestRead

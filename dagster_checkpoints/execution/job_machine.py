@@ -1,9 +1,9 @@
 """One execution of a job: its attempts, its restarts and its end; events in, actions out.
 
-    CHOOSING ──> DEPLOYING ──> BEGINNING ──> CLAIMING ──> CONFIRMING ──> RUNNING ──> STOPPING ──┬─> ENDING ──> CLOSING ──> OVER
+    CHOOSING ──> DEPLOYING ──> BEGINNING ──> CONFIRMING ──> RUNNING ──> STOPPING ──┬─> ENDING ──> CLOSING ──> OVER
                      └───────────────── READING <── RESTARTING <────────────────────────────────┘
 
-The job begins when its first attempt is deployed (BEGINNING, CLAIMING come once). Ownership is confirmed before the sinks are
+The job begins when its first attempt is deployed (BEGINNING comes once). Ownership is confirmed before the sinks are
 touched. An attempt ends when every task has finished and nothing is being finalized, or with a failure; then its tasks are
 stopped. A restart waits for the checkpoint that is being finalized and for the strategy's delay, and begins from the newest
 checkpoint in storage. The end of the job is recorded before its checkpoints are deleted.
@@ -254,10 +254,7 @@ class JobMachine:
         self._begun = True
         # Only now: if `state.json` was lost, it lists no checkpoint, and they are all there is for a job that cannot begin.
         self._ask(do.Sweep())
-        if self._started_from.claims:
-            self._wait_for(JobPhase.CLAIMING, do.ClaimSavepoint())
-        else:
-            self._begin_attempt()
+        self._begin_attempt()
 
     @property
     def _started_from(self) -> JobBeginning:
@@ -439,7 +436,6 @@ _TAKES_RESULT: Mapping[type[object], Callable[[JobMachine, Any], None]] = {
     on.Deployed: JobMachine._deployed,
     on.DeployFailed: JobMachine._deploy_failed,
     on.JobBegun: JobMachine._job_begun,
-    on.SavepointClaimed: lambda machine, event: machine._begin_attempt(),
     on.OwnershipConfirmed: JobMachine._ownership_confirmed,
     on.StorageSilent: JobMachine._storage_silent,
     on.NewestRead: lambda machine, event: machine._restart_from(event.restored),

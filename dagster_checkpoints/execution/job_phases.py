@@ -23,8 +23,6 @@ class JobPhase(Enum):
     """The tasks of an attempt."""
     BEGINNING = auto()
     """The record in storage that the job runs."""
-    CLAIMING = auto()
-    """The record in storage that the savepoint belongs to the pipeline."""
     CONFIRMING = auto()
     """The confirmation that this run still owns the pipeline: the tasks are deployed and not started."""
     RUNNING = auto()
@@ -54,7 +52,6 @@ _TAKEN_IN: Mapping[type[object], tuple[JobPhase, ...]] = {
     on.Deployed: (JobPhase.DEPLOYING,),
     on.DeployFailed: (JobPhase.DEPLOYING,),
     on.JobBegun: (JobPhase.BEGINNING,),
-    on.SavepointClaimed: (JobPhase.CLAIMING,),
     on.OwnershipConfirmed: (JobPhase.CONFIRMING, JobPhase.READING),
     on.StorageSilent: (JobPhase.CONFIRMING, JobPhase.READING),
     on.NewestRead: (JobPhase.READING,),

@@ -45,7 +45,6 @@ def beginning_chosen(start: StartPoint[R]) -> BeginningChosen:
             start.next_checkpoint_id,
             start.retained,
             start.passed_over,
-            start.claimed and start.pointer is not None,
         )
     )
 

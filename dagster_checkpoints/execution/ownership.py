@@ -184,15 +184,6 @@ class OwnershipSteps:
         if self.state.highest_checkpoint_id < checkpoint_id:
             yield from self._replace(lambda state: changes.reserved(state, checkpoint_id))
 
-    def claim(self, pointer: CheckpointPointer) -> Steps[None]:
-        """Make a savepoint the pipeline's own: it is retained, and deleted when it is no longer retained.
-
-        Raises:
-            OwnershipLost, StorageUnavailable, WriteConflict, OutcomeUnknown: as :meth:`complete`.
-        """
-        self.ensure()
-        yield from self._replace(lambda state: changes.claimed(state, pointer))
-
     def renew(self) -> Steps[bool]:
         """Renew the lease.
 

@@ -124,8 +124,8 @@ class StartPoint(msgspec.Struct, Generic[R], frozen=True):
         restored: the driver's value from which it restores; None for a new start.
         resume: whether the run continues the previous job, whose id it keeps.
         next_checkpoint_id: id of the first checkpoint that is triggered.
-        pointer: pointer to the restored checkpoint; None for a new start.
-        claimed: whether it is a savepoint that the pipeline claims: it is deleted when it is subsumed.
+        pointer: pointer to the restored checkpoint; None for a new start. Its `claimed` says that it is a savepoint that belongs
+            to the pipeline from then on: it is deleted when it is subsumed.
         retained: the checkpoints of that job which are kept, and a claimed savepoint.
         passed_over: checkpoints of no use once the job has completed one of its own: later ones of that job, and those of other
             jobs, from which no run may start.
@@ -136,7 +136,6 @@ class StartPoint(msgspec.Struct, Generic[R], frozen=True):
     resume: bool
     next_checkpoint_id: int
     pointer: CheckpointPointer | None = None
-    claimed: bool = False
     retained: tuple[CompletedCheckpoint, ...] = ()
     passed_over: tuple[CompletedCheckpoint, ...] = ()
     sweep: bool = False
@@ -325,9 +324,8 @@ def _start_without_record(
             "older savepoint for separate tables of the sinks, copy its directory out of the pipeline's, and name the copy by "
             "its URL or path. Savepoints that you have put there and do not want to restore: move them elsewhere"
         )
-    claimed = found.savepoint and claim_mode is ClaimMode.CLAIM
-    kept = CompletedCheckpoint(pointer.checkpoint_id, pointer.location) if claimed else completed_checkpoint(pointer)
-    return StartPoint(found.restored, False, pointer.checkpoint_id + 1, pointer, claimed, (kept,), (), sweep)
+    pointer = msgspec.structs.replace(pointer, claimed=found.savepoint and claim_mode is ClaimMode.CLAIM)
+    return StartPoint(found.restored, False, pointer.checkpoint_id + 1, pointer, (completed_checkpoint(pointer),), (), sweep)
 
 
 def _start_from(
@@ -358,6 +356,7 @@ def _start_from(
     # A claimed savepoint stays claimed if the job is resumed from it before its first checkpoint. That of a burst is no user's.
     of_burst = resume and found.own and previous.job.stop_asked_by == "caught_up" and pointer.location == previous.job.savepoint
     claimed = found.savepoint and (claim_mode is ClaimMode.CLAIM or of_burst or (known is not None and known.claimed))
+    pointer = msgspec.structs.replace(pointer, claimed=claimed)
     kept: list[CompletedCheckpoint] = []
     others = [p for p in retained if p.location != pointer.location]
     passed_over = list(_of_other_jobs(others, own_job if resume else None))
@@ -366,7 +365,6 @@ def _start_from(
         kept = [completed_checkpoint(p) for p in this_job if p.checkpoint_id <= chosen and p.location in readable]
         # A savepoint that is passed over stays the user's.
         passed_over += [completed_checkpoint(p) for p in this_job if p.checkpoint_id > chosen and p.ours]
-    # A claimed savepoint is treated like a checkpoint, which the system deletes.
-    kept.append(CompletedCheckpoint(chosen, pointer.location) if claimed else completed_checkpoint(pointer))
+    kept.append(completed_checkpoint(pointer))
     next_id = max(chosen, previous.highest_checkpoint_id if resume else 0) + 1
-    return StartPoint(found.restored, resume, next_id, pointer, claimed, tuple(kept), tuple(passed_over), sweep)
+    return StartPoint(found.restored, resume, next_id, pointer, tuple(kept), tuple(passed_over), sweep)

@@ -58,11 +58,14 @@ def begun(
     # The job number of a savepoint from another storage has no meaning in this one.
     newest = known or msgspec.structs.replace(restored, job_id=job.job_id)
     retained = state.retained if known or not newest.ours else (newest, *state.retained)
+    if restored.claimed:  # the pipeline's own from now on: retained, and deleted when it is no longer retained
+        newest = msgspec.structs.replace(newest, claimed=True, job_id=job.job_id)
+        retained = (newest, *(old for old in state.retained if old.location != newest.location))
+        state = reserved(state, newest.checkpoint_id)
     if resume and restored.checkpoint_id < state.highest_checkpoint_id:
         # Sinks take back what came after it. A run that restores a later one after all shows it again: OwnershipSteps.has_later.
         state = reserved(state, state.highest_checkpoint_id + 1)
-    state = msgspec.structs.replace(state, job=job, newest=newest, retained=retained)
-    return claimed(state, newest) if restored.claimed else state
+    return msgspec.structs.replace(state, job=job, newest=newest, retained=retained)
 
 
 def reserved(state: PipelineState, checkpoint_id: int) -> PipelineState:
@@ -77,14 +80,6 @@ def completed(state: PipelineState, pointer: CheckpointPointer) -> PipelineState
     kept = [old for old in state.retained if not (old.ours and old.job_id == pointer.job_id and old.checkpoint_id > newest)]
     retained = (pointer, *(old for old in kept if old.location != pointer.location))
     return reserved(msgspec.structs.replace(state, newest=pointer, retained=retained), pointer.checkpoint_id)
-
-
-def claimed(state: PipelineState, pointer: CheckpointPointer) -> PipelineState:
-    """A savepoint is the pipeline's own: it is retained, and deleted when it is no longer retained."""
-    ours = msgspec.structs.replace(pointer, claimed=True, job_id=state.job.job_id)
-    newest = ours if state.newest is not None and state.newest.location == ours.location else state.newest
-    retained = (ours, *(old for old in state.retained if old.location != ours.location))
-    return reserved(msgspec.structs.replace(state, newest=newest, retained=retained), ours.checkpoint_id)
 
 
 def forgotten(state: PipelineState, location: str) -> PipelineState:

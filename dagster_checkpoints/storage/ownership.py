@@ -173,14 +173,6 @@ class Ownership:
         """
         self._drive(self.steps.reserve(checkpoint_id))
 
-    def claim(self, pointer: CheckpointPointer) -> None:
-        """Make a savepoint the pipeline's own: it is retained like a checkpoint, and deleted after that.
-
-        Raises:
-            OwnershipLost, StorageUnavailable, WriteConflict, OutcomeUnknown: as :meth:`complete`.
-        """
-        self._drive(self.steps.claim(pointer))
-
     def renew(self) -> bool:
         """Renew the lease; call it about three times per lease.
 

@@ -140,6 +140,10 @@ def test_dispose_refuses_the_savepoint_that_the_next_run_starts_from(world: Any)
     assert not list(world.store.list(f"flights/{location}"))
 
 
+def _claimed(pointer: CheckpointPointer) -> CheckpointPointer:
+    return msgspec.structs.replace(pointer, claimed=True)
+
+
 @pytest.mark.parametrize("folder", ["archive", "archive/savepoints"])
 @pytest.mark.parametrize("claimed", [False, True])
 def test_dispose_refuses_a_savepoint_elsewhere_that_the_next_run_starts_from(
@@ -148,7 +152,7 @@ def test_dispose_refuses_a_savepoint_elsewhere_that_the_next_run_starts_from(
     local.run()
     location = local.savepoint(43, target=str(tmp_path / folder), stops=True)
     if claimed:
-        local.ownership.claim(local.storage.list_checkpoints()[0])
+        local.ownership.begin_job(resume=True, restored=_claimed(local.storage.list_checkpoints()[0]))
     local.end("FINISHED", ended_by="suspend")
     [path] = (tmp_path / folder).iterdir()
     (tmp_path / "link").symlink_to(tmp_path / folder)
@@ -168,7 +172,8 @@ def test_dispose_refuses_checkpoints_and_claimed_savepoints(local: Any) -> None:
     local.savepoint(43)
     pointer = local.storage.list_checkpoints()[0]
     [savepoint] = local.storage.list_savepoints()
-    local.ownership.claim(msgspec.structs.replace(pointer, checkpoint_id=43, location=savepoint.location, kind="savepoint"))
+    at = msgspec.structs.replace(pointer, checkpoint_id=43, location=savepoint.location, kind="savepoint")
+    local.ownership.begin_job(resume=False, restored=_claimed(at))
     assert "a run has claimed" in local.cli("dispose", "43", "--yes", "--force", code=1).stderr
 
 
@@ -184,9 +189,7 @@ def test_dispose_refuses_a_savepoint_that_another_pipeline_has_begun_from(local:
         pointer = CheckpointPointer(
             checkpoint_id=43, location=savepoint.url, kind="savepoint", epoch=1, job_id=1, completed_at=savepoint.modified
         )
-        run.begin_job(resume=False, restored=pointer, named=True)
-        if claimed:
-            run.claim(pointer)
+        run.begin_job(resume=False, restored=_claimed(pointer) if claimed else pointer, named=True)
     arguments = (savepoint.url, "--storage", "") if by_url else ("43", "--pipeline", "flights")
     refused = local.json("dispose", *arguments, "--yes", code=1)["message"]
     assert ("the pipeline renamed deletes it" if claimed else "the next run of renamed would be restored from") in refused

@@ -101,8 +101,6 @@ class Job:
         restored = self.beginning.restored
         self.deploy(*(restored.finished if restored is not None else ()))
         self.do(on.JobBegun())
-        if self.beginning.claims:
-            self.do(on.SavepointClaimed())
         return self.run_tasks()
 
     def run_tasks(self) -> list[JobAction]:

@@ -81,14 +81,6 @@ def test_a_job_begins_in_this_order() -> None:
     assert job.machine.phase is JobPhase.RUNNING and job.machine.outcome is None
 
 
-def test_a_job_that_claims_its_savepoint_does_so_once_it_has_begun() -> None:
-    job = Job(beginning=JobBeginning(RESTORED, 4, claims=True))
-    assert job.do(on.BeginningChosen(job.beginning)) == [do.Deploy(1, RESTORED)]
-    job.deploy(A)
-    assert job.do(on.JobBegun()) == [do.Sweep(), do.ClaimSavepoint()]
-    assert job.do(on.SavepointClaimed()) == [do.AttemptBegan(1, RESTORED), do.ConfirmOwnership()]
-
-
 def test_the_coordinator_continues_from_the_restored_checkpoint() -> None:
     job = Job(beginning=RESUMED)
     job.begin()
@@ -127,14 +119,13 @@ def test_storage_without_an_answer_is_asked_again_after_a_delay() -> None:
 
 
 @pytest.mark.parametrize("requested", [on.CancelRequested(), on.FatalError(BROKEN)])
-@pytest.mark.parametrize("until", range(5))
+@pytest.mark.parametrize("until", range(4))
 def test_a_job_that_is_ended_before_its_tasks_run(until: int, requested: JobMachineEvent) -> None:
-    job = Job(beginning=JobBeginning(RESTORED, 4, claims=True))
+    job = Job(beginning=JobBeginning(RESTORED, 4))
     steps: list[JobMachineEvent] = [
         on.BeginningChosen(job.beginning),
         on.Deployed(GRAPH, frozenset({A}), SOURCES),
         on.JobBegun(),
-        on.SavepointClaimed(),
     ]
     for step in steps[:until]:
         job.do(step)
@@ -142,7 +133,7 @@ def test_a_job_that_is_ended_before_its_tasks_run(until: int, requested: JobMach
     canceled = isinstance(requested, on.CancelRequested)
     status = JobStatus.CANCELED if canceled else JobStatus.FAILED
     actions = job.do(requested)
-    if until == 4:
+    if begun:
         assert actions == [do.StopTasks()], "they were deployed"
         actions = job.do(on.TasksStopped())
     assert actions == [do.FinishWork()]
@@ -917,7 +908,6 @@ RESULTS: tuple[JobMachineEvent, ...] = (
     on.Deployed(GRAPH),
     on.DeployFailed(BROKEN),
     on.JobBegun(),
-    on.SavepointClaimed(),
     on.OwnershipConfirmed(),
     on.StorageSilent(),
     on.NewestRead(RESTORED),
@@ -931,7 +921,6 @@ EXPECTED: dict[JobPhase, tuple[type, ...]] = {
     JobPhase.CHOOSING: (on.BeginningChosen,),
     JobPhase.DEPLOYING: (on.Deployed, on.DeployFailed),
     JobPhase.BEGINNING: (on.JobBegun,),
-    JobPhase.CLAIMING: (on.SavepointClaimed,),
     JobPhase.CONFIRMING: (on.OwnershipConfirmed, on.StorageSilent),
     JobPhase.RUNNING: (on.StartFailed,),
     JobPhase.STOPPING: (on.TasksStopped,),
@@ -945,12 +934,11 @@ EXPECTED: dict[JobPhase, tuple[type, ...]] = {
 
 def in_phase(phase: JobPhase) -> Job:
     """A job in this phase."""
-    job = Job(beginning=JobBeginning(RESTORED, 4, claims=True))
+    job = Job(beginning=JobBeginning(RESTORED, 4))
     way: dict[JobPhase, Any] = {
         JobPhase.CHOOSING: lambda: job.do(on.BeginningChosen(job.beginning)),
         JobPhase.DEPLOYING: lambda: job.deploy(A),
         JobPhase.BEGINNING: lambda: job.do(on.JobBegun()),
-        JobPhase.CLAIMING: lambda: job.do(on.SavepointClaimed()),
         JobPhase.CONFIRMING: lambda: job.confirm(),
         JobPhase.RUNNING: lambda: job.report(on.TaskFailure(B, BROKEN)) if restarts else job.finish(B, C),
         JobPhase.STOPPING: lambda: job.do(on.TasksStopped()),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pytest
-
 from dagster_checkpoints.coordination import CompletedCheckpoint
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_storage import beginning_chosen, ownership_answer
@@ -32,13 +30,12 @@ def test_a_new_start_restores_nothing() -> None:
     assert beginning_chosen(start) == on.BeginningChosen(on.JobBeginning(None, 1))
 
 
-@pytest.mark.parametrize(("claimed", "found", "claims"), [(True, True, True), (False, True, False), (True, False, False)])
-def test_a_savepoint_is_claimed_only_if_it_is_known(claimed: bool, found: bool, claims: bool) -> None:
+def test_a_restart_begins_with_what_is_retained() -> None:
     kept, later = (CompletedCheckpoint(4, "d"),), (CompletedCheckpoint(6, "e"),)
-    start = StartPoint(Read(), True, 7, pointer(5) if found else None, claimed, kept, later)
+    start = StartPoint(Read(), True, 7, pointer(5), kept, later)
     event = beginning_chosen(start)
     restored = on.RestorePoint(5, "checkpoints/chk-5-1", FINISHED)
-    assert event == on.BeginningChosen(on.JobBeginning(restored, 7, kept, later, claims))
+    assert event == on.BeginningChosen(on.JobBeginning(restored, 7, kept, later))
     assert event.start.restored is not None and event.start.restored.state == Read()
 
 

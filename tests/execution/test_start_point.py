@@ -85,7 +85,7 @@ def test_the_latest_checkpoint_is_resumed_unless_its_job_has_ended(status: Any, 
     if over:
         assert start == StartPoint(None, False, 1, passed_over=plain(C4), sweep=True)
     else:
-        assert start == StartPoint("restored checkpoints/chk-4-1", True, 5, C4, False, plain(C4), (), True)
+        assert start == StartPoint("restored checkpoints/chk-4-1", True, 5, C4, plain(C4), (), True)
 
 
 def test_a_new_start() -> None:
@@ -151,7 +151,7 @@ def test_a_checkpoint_that_cannot_be_read_stays_and_keeps_the_files_of_all() -> 
 
 def test_a_savepoint_is_not_registered_its_files_are_its_own() -> None:
     start = choose(state(S5), Options(), read(S5))
-    assert start.sweep and start.resume and not start.claimed
+    assert start.sweep and start.resume and start.pointer is not None and not start.pointer.claimed
     assert start.retained == (CompletedCheckpoint(5, S5.location, STOPS),)
 
 
@@ -275,7 +275,7 @@ def test_a_checkpoint_with_the_same_id_is_not_passed_over() -> None:
 def test_a_claim(mode: ClaimMode, was_claimed: bool, claims: bool) -> None:
     savepoint = pointer(5, kind="savepoint", claimed=was_claimed)
     start = choose(state(savepoint), Options("latest", False, mode), read(savepoint))
-    assert start.claimed is claims
+    assert start.pointer is not None and start.pointer.claimed is claims
     assert start.retained == ((plain(savepoint)) if claims else (CompletedCheckpoint(5, savepoint.location, STOPS),))
 
 
@@ -291,7 +291,8 @@ def test_a_claim(mode: ClaimMode, was_claimed: bool, claims: bool) -> None:
 )
 def test_the_savepoint_of_a_burst_belongs_to_the_pipeline(asked_by: Any, savepoint: str, own: bool, claims: bool) -> None:
     job = Job(job_id=1, status="FINISHED", ended_by="suspend", stop_asked_by=asked_by, savepoint=savepoint)
-    assert choose(state(S5, job=job), Options("latest"), read(S5, own)).claimed is claims
+    start = choose(state(S5, job=job), Options("latest"), read(S5, own))
+    assert start.pointer is not None and start.pointer.claimed is claims
 
 
 def test_a_savepoint_that_was_claimed_and_replaced_is_not_restored() -> None:
@@ -304,7 +305,8 @@ def test_a_savepoint_that_was_claimed_and_replaced_is_not_restored() -> None:
 
 
 def test_a_checkpoint_is_never_claimed() -> None:
-    assert not choose(state(C4), Options("latest", False, ClaimMode.CLAIM), *registered(C4), read(C4)).claimed
+    start = choose(state(C4), Options("latest", False, ClaimMode.CLAIM), *registered(C4), read(C4))
+    assert start.pointer is not None and not start.pointer.claimed
 
 
 def test_the_completed_checkpoint_of_a_pointer() -> None:

@@ -125,14 +125,16 @@ S44 = pointer(44, kind="savepoint", epoch=3, job_id=2)
 def test_the_newest_checkpoint_begins_a_new_job(asked: str) -> None:
     exchanges = [] if asked in ("43", "chk-43") else [named(C43)]
     start = choose(asked, files(CHK_42, CHK_43), *exchanges, read(C43))
-    assert start == StartPoint("restored checkpoints/chk-43-3", False, 44, C43, False, plain(C43), (), True)
+    assert start == StartPoint("restored checkpoints/chk-43-3", False, 44, C43, plain(C43), (), True)
 
 
 def test_a_savepoint_is_restored_as_before() -> None:
     start = choose(S44.location, files(CHK_43, SAVEPOINT_44), named(S44), read(S44))
-    assert (start.resume, start.pointer, start.claimed, start.next_checkpoint_id) == (False, S44, False, 45)
+    assert (start.resume, start.pointer, start.next_checkpoint_id) == (False, S44, 45)
     claims = choose(S44.location, files(SAVEPOINT_44), named(S44), read(S44), claim_mode=ClaimMode.CLAIM)
-    assert claims.claimed and claims.retained == (CompletedCheckpoint(44, S44.location),)
+    assert claims.pointer == msgspec.structs.replace(S44, claimed=True) and claims.retained == (
+        CompletedCheckpoint(44, S44.location),
+    )
     by_number = choose("44", files(CHK_43, SAVEPOINT_44), read(S44))
     assert by_number == start
     elsewhere = choose("44", files(CHK_43), (ListSavepoints(), [NamedSavepoint(44, S44.location)]), read(S44, own=False))

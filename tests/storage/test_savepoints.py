@@ -549,11 +549,10 @@ def test_a_claimed_savepoint_is_deleted_like_a_checkpoint(
     assert owner is not None
     for directory in (_complete(owned, source), _complete(owned, source, target=_somewhere(owned, tmp_path))):
         pointer = CheckpointPointer(
-            checkpoint_id=7, location=directory.location, kind="savepoint", epoch=1, job_id=1, completed_at=NOW
+            checkpoint_id=7, location=directory.location, kind="savepoint", epoch=1, job_id=1, completed_at=NOW, claimed=True
         )
         owned.register(directory.location, [_sha256(b"a")])  # it names no file in shared/
         owner.begin_job(resume=False, restored=pointer)
-        owner.claim(pointer)
         assert [one.location for one in second.list_checkpoints()] == [directory.location]
         assert owned.delete_checkpoint(directory.location) == 0
         with pytest.raises(MissingSavepoint):

@@ -64,15 +64,7 @@ _JOB_STATES: Mapping[JobStatus, JobState] = {
 
 
 ActionWithResult = (
-    do.ChooseOlderStart
-    | do.Deploy
-    | do.BeginJob
-    | do.ClaimSavepoint
-    | do.ConfirmOwnership
-    | do.ReadNewest
-    | do.StartTasks
-    | do.StopTasks
-    | do.EndJob
+    do.ChooseOlderStart | do.Deploy | do.BeginJob | do.ConfirmOwnership | do.ReadNewest | do.StartTasks | do.StopTasks | do.EndJob
 )
 
 
@@ -289,8 +281,6 @@ class JobDriver:
                 return self._deploy(action)
             case do.BeginJob():
                 return self._storage_driver.begin(self._attempt_driver.spark.version)
-            case do.ClaimSavepoint():
-                return self._storage_driver.claim()
             case do.ConfirmOwnership():
                 return self._storage_driver.confirm_ownership()
             case do.ReadNewest(checkpoint):

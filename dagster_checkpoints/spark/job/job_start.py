@@ -10,8 +10,6 @@ import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-import msgspec
-
 from dagster_checkpoints.execution.start_point import is_repeated_start
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.errors import NothingToRestoreError, SelectionError
@@ -135,15 +133,7 @@ class JobStart:
         ownership = self._storage.ownership
         assert ownership is not None
         named = self._options.restore_from != "latest"
-        pointer = msgspec.structs.replace(start.pointer, claimed=True) if start.pointer and start.claimed else start.pointer
-        return ownership.begin_job(resume=start.resume, restored=pointer, named=named, origin=self._options.origin)
-
-    def claim(self, start: StartPoint) -> None:
-        """Make the savepoint that the job has begun from the pipeline's own, if the run claims it."""
-        ownership = self._storage.ownership
-        assert ownership is not None
-        if start.claimed and start.pointer is not None:
-            ownership.claim(start.pointer)
+        return ownership.begin_job(resume=start.resume, restored=start.pointer, named=named, origin=self._options.origin)
 
     def report_attempt(self, attempt: int, restored: Restored | None, part: Collection[str] = ()) -> None:
         """Report a deployment that is about to be built.

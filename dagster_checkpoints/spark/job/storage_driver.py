@@ -81,16 +81,6 @@ class StorageDriver:
         self.writer = CheckpointWriter(self._runtime, self.job_id, spark_version)
         return on.JobBegun()
 
-    def claim(self) -> JobMachineEvent:
-        """Make the savepoint that the job starts from its own.
-
-        Raises:
-            StorageError: The claim could not be recorded.
-        """
-        assert self._start is not None
-        self._starting.claim(self._start)
-        return on.SavepointClaimed()
-
     # The start point of a restart
 
     def confirm_ownership(self) -> JobMachineEvent:

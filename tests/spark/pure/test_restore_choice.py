@@ -123,9 +123,8 @@ def test_a_claimed_savepoint_that_is_passed_over_is_deleted_by_the_system(runs: 
     with runs.run() as storage:
         assert storage.ownership is not None
         start = runs.choose(storage, claim_mode=ClaimMode.CLAIM)
-        assert start.pointer is not None and start.claimed
+        assert start.pointer is not None and start.pointer.claimed
         storage.ownership.begin_job(resume=start.resume, restored=start.pointer)
-        storage.ownership.claim(start.pointer)
         assert [c.checkpoint_id for c in runs.choose(storage, "4").passed_over] == [5]
 
 
@@ -136,10 +135,9 @@ def test_a_claimed_savepoint_stays_claimed_when_the_job_is_resumed_from_it(runs:
         with runs.run() as storage:
             assert storage.ownership is not None
             start = runs.choose(storage, **options)
-            assert start.claimed and start.pointer is not None
+            assert start.pointer is not None and start.pointer.claimed
             assert not start.retained[-1].is_savepoint  # deleted when it is subsumed
             storage.ownership.begin_job(resume=start.resume, restored=start.pointer)
-            storage.ownership.claim(start.pointer)
 
 
 @pytest.mark.parametrize("burst", [True, False])
@@ -156,7 +154,7 @@ def test_a_run_that_dies_when_its_job_has_begun_has_claimed_its_savepoint(runs: 
             options = JobOptions(CheckpointConfig(None), NoRestart(), tmp_path, claim_mode=claim)
             starting = JobStart(runs.pipeline, storage, options, None, lambda event: None, logging.getLogger("run"))
             start = starting.choose(storage.ownership)
-            assert start.claimed and not start.retained[-1].is_savepoint
+            assert start.pointer is not None and start.pointer.claimed and not start.retained[-1].is_savepoint
             assert starting.begin(start) == storage.ownership.job_id
             assert [each.claimed for each in storage.ownership.retained] == [True]
 
@@ -166,7 +164,7 @@ def test_without_a_claim_a_savepoint_stays_the_users(runs: Runs) -> None:
         runs.stops_savepoint(storage, 5)
     with runs.run() as storage:
         start = runs.choose(storage)
-        assert not start.claimed and start.retained[-1].is_savepoint
+        assert start.pointer is not None and not start.pointer.claimed and start.retained[-1].is_savepoint
 
 
 @pytest.mark.parametrize("asked", ["latest", "5", "location"])
@@ -179,7 +177,7 @@ def test_a_job_that_was_stopped_with_a_savepoint_elsewhere_goes_on(runs: Runs, t
     for _ in range(2):
         with runs.run() as storage:
             start = runs.choose(storage, location if asked == "location" else asked)
-            assert start.resume and start.next_checkpoint_id == 6 and not start.claimed
+            assert start.resume and start.next_checkpoint_id == 6 and start.pointer is not None and not start.pointer.claimed
             assert [c.checkpoint_id for c in start.retained] == [4, 5] and start.retained[-1].is_savepoint
             assert storage.ownership is not None
             assert storage.ownership.begin_job(resume=start.resume, restored=start.pointer) == 1
