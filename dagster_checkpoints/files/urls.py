@@ -26,6 +26,20 @@ def url_scheme(text: str) -> str | None:
     return match[1].lower()
 
 
+def is_hidden(path: str) -> bool:
+    """Whether Spark leaves out a file below a directory that it reads, for the name of the file or of a directory on the way.
+
+    A name that begins with an underscore may be a partition's, `_day=1`; a copy that Hadoop is making ends with `._COPYING_`.
+
+    Args:
+        path: The names below that directory, with slashes.
+
+    Source: Spark's `HadoopFSUtils.shouldFilterOutPathName`
+    """
+    names = path.split("/")
+    return any(n.startswith(".") or (n.startswith("_") and "=" not in n) or n.endswith("._COPYING_") for n in names)
+
+
 def validate_root(url: str) -> str | None:
     """Refuse a text that cannot be a storage root; opens nothing.
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from dagster_checkpoints.files.urls import is_hidden
 from dagster_checkpoints.sources import FileSplits, InvalidSource
-from dagster_checkpoints.sources.splits.files import is_hidden
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,9 @@ def test_what_is_refused(make: Callable[[], FileSplits], text: str) -> None:
         (".day=1", True),
         ("a.csv._COPYING_", True),
         ("", False),
+        ("day=1/_x=2/a.csv", False),
+        ("day=1/_old/a.csv", True),
+        (".day=1/a.csv", True),
     ],
 )
 def test_which_names_spark_leaves_out(name: str, hidden: bool) -> None:

@@ -15,6 +15,7 @@ from typing import ClassVar
 import msgspec
 import pyarrow.parquet as pq
 
+from dagster_checkpoints.files.urls import is_hidden
 from dagster_checkpoints.sinks.engine import SinkScope
 from dagster_checkpoints.sinks.files.columns import (
     FileColumns,
@@ -277,7 +278,7 @@ class FileTarget(SteppedTarget):
         records = [file for index in indices for file in self._files.names(f"{commits_folder(index)}/") if _job(file) in jobs]
         manifests = (name for name in self._files.names(f"{MANIFESTS}/") if _job(name.removesuffix(".manifest")) in jobs)
         self._files.delete(manifests)
-        found = ((name, commit_of_part(name)) for name in self._files.names("") if _is_visible_name(name))
+        found = ((name, commit_of_part(name)) for name in self._files.names("") if not is_hidden(name))
         self._files.delete(name for name, part in found if part is not None and part.commit.job in jobs)
         for index in indices:
             hidden = self._files.names(f"{taken_back_folder(index)}/")
@@ -414,12 +415,7 @@ class FileTarget(SteppedTarget):
 
 
 def _is_foreign(name: str) -> bool:
-    return _is_visible_name(name) and commit_of_part(name) is None
-
-
-def _is_visible_name(name: str) -> bool:
-    """Whether readers of the location take a file for rows."""
-    return not any(part.startswith((".", "_")) and "=" not in part for part in name.split("/"))
+    return not is_hidden(name) and commit_of_part(name) is None
 
 
 def _job(commit: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dagster_checkpoints.files.urls import is_hidden
 from dagster_checkpoints.pipeline import DiscoveryContext
 from dagster_checkpoints.sources.errors import InvalidSource, SourceUnavailable
 from dagster_checkpoints.spark.files.hadoop_path import FileStatus, HadoopFileSystem
@@ -98,12 +99,4 @@ class FileSplits:
             url, _, name = url.rpartition("/")
             if name != self.complete:
                 return None
-        return None if any(map(is_hidden, url[known:].split("/"))) else url
-
-
-def is_hidden(name: str) -> bool:
-    """Whether Spark leaves out a file or directory of this name: it may be a partition's, `_day=1`, or a copy that is being made.
-
-    Source: Spark's `HadoopFSUtils.shouldFilterOutPathName`
-    """
-    return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
+        return None if is_hidden(url[known:]) else url
