@@ -23,6 +23,7 @@ from dagster_checkpoints.spark.query.source_checks import (
     COMMITS_OFFSETS,
     StreamingSource,
     acts_on_commit,
+    at_end,
     limit_in_query,
     missing_limit,
     skips_files,
@@ -109,6 +110,30 @@ def test_which_sources_cannot_commit_their_offsets_to_a_group(kind: str, options
 )
 def test_which_sources_their_query_can_limit(kind: str, options: Mapping[str, str], limit: str | None) -> None:
     assert limit_in_query(StreamingSource(kind, kind, options)) == limit
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "found"),
+    [
+        ("kafka", {"subscribe": "a"}, True),
+        ("kafka", {"startingoffsets": "Latest"}, True),
+        ("kafka", {"startingoffsets": "earliest"}, False),
+        ("kafka", {"startingoffsets": '{"a-1": {"0": 7, "1": -1}}'}, True),
+        ("kafka", {"startingoffsets": '{"a-1": {"0": 7, "1": -2}, "b": {"-1": 3, "0": 11}}'}, False),
+        ("kafka", {"startingtimestamp": "1000"}, False),
+        ("kafka", {"startingtimestamp": "1000", "startingoffsets": "latest"}, False),
+        ("kafka", {"startingoffsetsbytimestamp": "{}", "startingoffsetsbytimestampstrategy": "LATEST"}, True),
+        ("delta", {}, False),
+        ("delta", {"startingversion": "3"}, False),
+        ("delta", {"startingversion": "latest"}, True),
+        ("files", {"latestfirst": "true"}, False),
+        ("iceberg", {}, False),
+        ("kinesis", {}, True),
+        ("some.other.format", {}, True),
+    ],
+)
+def test_which_sources_begin_at_their_present_end(kind: str, options: Mapping[str, str], found: bool) -> None:
+    assert at_end(StreamingSource(kind, kind, options)) is found
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ the coordinator's rules, nor start anything.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -298,10 +298,13 @@ class _Attempt:
         self.wiring.restore_in_flight(task, snapshot, folder, self.state.fetch_segments, self._rows)
         instances = self.instances.of_chain(chain, index, snapshot)
         plan, described = (None, None) if planned.after_finish else self.plans.checked(chain, index, inputs, instances)
+        forgotten: Collection[int] = ()
         if snapshot is not None and snapshot.query is not None and described is not None and planned.share is None:
             assert self.restored is not None
             forgotten, streams = forgotten_sources(self.pipeline, self.restored.metadata, head, snapshot), len(described.sources)
             self._rescaled_state.place_own(chain, task, snapshot.query, folder, forgotten, streams)
+        if plan is not None and plan.begins_at_end and (snapshot is None or snapshot.query is None or forgotten):
+            self.deployment.begin_at_end.add(task)
         self.plans.load_recorded_schema(chain)
         if planned.share is not None:
             assert plan is not None

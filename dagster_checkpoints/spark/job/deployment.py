@@ -28,6 +28,7 @@ class Deployment:
         schemas: The output schema of each chain's last stage.
         rows_of_finished: The number of rows that finished tasks had emitted, by stage, None if it is not known; for reports.
         late_rows_of_finished: The number of late rows that finished tasks had dropped, by stage; for reports.
+        begin_at_end: The tasks with a source that begins at its present end, which no checkpoint holds.
         settled: The sinks of the instances that do not run, see `AttemptPlan.settled`.
         split_counts: Gives the progress of each split source.
     """
@@ -38,6 +39,7 @@ class Deployment:
     schemas: dict[str, StructType] = field(default_factory=dict)
     rows_of_finished: dict[str, int | None] = field(default_factory=dict)
     late_rows_of_finished: dict[str, int] = field(default_factory=dict)
+    begin_at_end: set[TaskId] = field(default_factory=set)
     settled: list[SettledSink] = field(default_factory=list)
     split_counts: Callable[[], Mapping[str, SplitCounts]] = dict
 
@@ -64,6 +66,7 @@ class Deployment:
             schemas=self.schemas | part.schemas,
             rows_of_finished=_replaced(self.rows_of_finished, part.rows_of_finished, stages),
             late_rows_of_finished=_replaced(self.late_rows_of_finished, part.late_rows_of_finished, stages),
+            begin_at_end=part.begin_at_end,
             settled=part.settled,
         )
 

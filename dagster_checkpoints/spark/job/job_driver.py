@@ -44,6 +44,7 @@ from dagster_checkpoints.spark.job.job_reporter import CheckpointReport, JobRepo
 from dagster_checkpoints.spark.job.job_start import JobStart
 from dagster_checkpoints.spark.job.requesters import Requesters
 from dagster_checkpoints.spark.job.runtime import DeploymentCanceled, Runtime
+from dagster_checkpoints.spark.job.source_positions import SourcePositions
 from dagster_checkpoints.spark.job.source_watch import SourceWatch
 from dagster_checkpoints.spark.job.status_reporter import StatusReporter
 from dagster_checkpoints.spark.job.storage_driver import StorageDriver, restored_state
@@ -117,6 +118,8 @@ class JobDriver:
             burst=options.burst,
         )
         self._requesters = Requesters(runtime.storage, runtime.savepoints)
+        checkpoints = options.checkpoints
+        self._positions = SourcePositions(runtime.ownership.epoch, checkpoints.timeout, runtime.log)
         self._uploads = ThreadPoolExecutor(options.upload_threads, thread_name_prefix="snapshot")
         self._attempt_driver = AttemptDriver(runtime, session, self._uploads)
         self._results: deque[JobMachineEvent] = deque()
@@ -192,6 +195,8 @@ class JobDriver:
             case StartProgressItem(attempt, progress):
                 if self.machine.runs(progress.task, attempt) and self.machine.phase is JobPhase.RUNNING:
                     self.reporter.start_progressed(progress)
+                    if (due := self._positions.began(progress)) is not None:
+                        self._take(due)
             case TaskCommitted():  # of whatever attempt: its rows are visible
                 self.reporter.task_committed(item)
             case TaskCommitRefused():
@@ -319,7 +324,10 @@ class JobDriver:
             self._attempt_driver.prepare()
         restored = restored_state(action.restored)
         self._starting.report_attempt(action.attempt, restored, self._stages_of(action.vertices))
-        return self._attempt_driver.deploy(action, restored, self._storage_driver.job_id)
+        deployed = self._attempt_driver.deploy(action, restored, self._storage_driver.job_id)
+        if self._attempt_driver.deployment is not None:
+            self._positions.deployed(self._attempt_driver.deployment.begin_at_end, action.vertices)
+        return deployed
 
     def _report(self, action: do.AttemptBegan | do.AttemptRestarting | do.TaskHasFinished) -> None:
         match action:

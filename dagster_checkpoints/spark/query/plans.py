@@ -49,7 +49,7 @@ from dagster_checkpoints.spark.query.operator_checks import check_operators
 from dagster_checkpoints.spark.query.operators import keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import ROWS_OF_NO_STREAM, StreamSet, analyzed, children, stream_name, streams
 from dagster_checkpoints.spark.query.row_counts import counted
-from dagster_checkpoints.spark.query.source_checks import check_limits, check_source
+from dagster_checkpoints.spark.query.source_checks import at_end, check_limits, check_source, source_of
 from dagster_checkpoints.spark.query.spark_advice import advice_on_refused_plan
 from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
 from dagster_checkpoints.spark.query.stage_inputs import nullable
@@ -73,6 +73,7 @@ class QueryPlan:
         stateful: For each stateful operator of the plan, from the top down, the stage that it belongs to.
         fused: The stream of each fused source; empty for a chain without fused sources.
         observations: By stage of a plan without streams, what counts its rows; not of the last stage.
+        begins_at_end: Whether a source begins, without restored offsets, at what is its end when the query begins.
     """
 
     frame: DataFrame
@@ -86,6 +87,7 @@ class QueryPlan:
     stateful: tuple[str, ...] = ()
     fused: Mapping[str, FusedStream] = field(default_factory=dict)
     observations: Mapping[str, Observation] = field(default_factory=dict)
+    begins_at_end: bool = False
 
 
 def build_plan(
@@ -118,6 +120,7 @@ def build_plan(
     frame: DataFrame | None = None
     outputs: dict[str, DataFrame] = {}
     observations: dict[str, Observation] = {}
+    begins_at_end = False
     for position, call in enumerate(calls):
         arguments = {name: available[name] for name in call.stage.inputs}
         carried = _watermarks(arguments.values())
@@ -133,6 +136,7 @@ def build_plan(
                 warnings += check_joins(call, frame, arguments)
         elif streaming:
             warnings += check_source(call, frame)
+            begins_at_end = begins_at_end or any(at_end(source_of(frame, leaf)) for leaf in streams(frame))
             check_file_paths(call, frame)
         if not arguments and not streaming and len(calls) > 1:
             # Its reader expects a stream, and gets one through a channel.
@@ -196,6 +200,7 @@ def build_plan(
         stateful=stateful,
         fused=streams_of,
         observations=observations,
+        begins_at_end=begins_at_end,
     )
 
 

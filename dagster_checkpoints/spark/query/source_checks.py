@@ -10,6 +10,7 @@ Source: https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-da
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -57,6 +58,9 @@ _NEEDS_RETENTION: Mapping[str, str] = {
 _KEEPS_ROWS = frozenset(
     {_FILES, "cloudfiles", "delta", "hudi", "iceberg", "kafka", "kinesis", "paimon", "python", "rate", "rate-micro-batch"}
 )
+
+# Sources that begin at the first row that they have, or at a place that an option names.
+_BEGIN_AT_FIRST_ROW = frozenset({_FILES, "cloudfiles", "hudi", "iceberg", "paimon", "rate", "rate-micro-batch"})
 
 # Sources that make rows as time passes: where they end would depend on when a run, or a restart, asks them.
 _ENDLESS = frozenset({"rate", "rate-micro-batch"})
@@ -235,6 +239,23 @@ def wrong_offset_commit(source: StreamingSource) -> str:
             f'.option("{GROUP}", "…"), found none. Name one in which no other program consumes'
         )
     return ""
+
+
+def at_end(source: StreamingSource) -> bool:
+    """Whether the source begins at what is its end when its query begins; True if that is not known.
+
+    Source: the options of Spark's Kafka source, of which `startingTimestamp` counts before `startingOffsetsByTimestamp`, and that
+    before `startingOffsets`; `startingVersion` of Delta Lake's.
+    """
+    options = source.options
+    if source.kind == "kafka":
+        if {"startingtimestamp", "startingoffsetsbytimestamp"} & options.keys():
+            return options.get("startingoffsetsbytimestampstrategy", "").lower() == "latest"
+        offsets = options.get("startingoffsets", "latest").lower()
+        return offsets == "latest" or bool(re.search(r":\s*-1\s*[,}]", offsets))
+    if source.kind == "delta":
+        return options.get("startingversion", "").lower() == "latest"
+    return source.kind not in _BEGIN_AT_FIRST_ROW
 
 
 def skips_old_files(source: StreamingSource) -> bool:

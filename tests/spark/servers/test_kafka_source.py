@@ -23,7 +23,7 @@ from dagster_checkpoints.coordination import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.errors import SourceRowsLostError
-from dagster_checkpoints.spark.job.events import CheckpointDone
+from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted
 from dagster_checkpoints.spark.query.kafka_lag import rows_behind
 
 ROOT = Path(__file__).parents[3]
@@ -330,27 +330,34 @@ def test_a_topic_that_shares_a_query_begins_with_small_batches_without_an_option
     assert texts(lab) == numbered(0, 10_100)
 
 
-def test_messages_sent_before_the_first_batch_are_not_skipped_by_a_restore(kafka_lab: Any, kafka: KafkaBroker) -> None:
+def test_messages_sent_since_a_source_began_are_not_skipped_by_a_restart_before_the_next_checkpoint(
+    kafka_lab: Any, kafka: KafkaBroker
+) -> None:
+    """Where "latest" was is recorded by a checkpoint that nobody has asked for: the next one is due in an hour."""
     lab = kafka_lab
     kafka.create_topic("new")
     kafka.send("new", ["before"])
 
-    @unbounded_source(sink=lab.sink())
+    @unbounded_source(sink=BatchSizes(lab.folder / "out"))
     def live(context: Any) -> Any:
         return as_rows(reading(lab, kafka, "new", startingOffsets="latest"))
 
     pipeline = Pipeline("new", [live])
-    job = lab.start(pipeline, interval=0.5)
-    for number in (1, 2):
-        job.wait_for(CheckpointDone, lambda done, number=number: done.checkpoint_id >= number)
+    BatchSizes.sizes.clear()
+    job = lab.start(pipeline, interval=3600.0, restart=FixedDelayRestart(1, 0.2))
+    job.wait_for(CheckpointDone, lambda done: done.checkpoint_id == 1)
+    (lab.folder / "fault").touch()
+    kafka.send("new", ["in a batch that fails"])
+    job.wait_until(lambda: not (lab.folder / "fault").exists() and BatchSizes.sizes[-2:] == [1, 1])
     job.cancel()
     job.result()
-    kafka.send("new", ["after"])
+    kafka.send("new", ["while nothing runs"])
     job = lab.start(pipeline, interval=0.5)
-    job.wait_until(lambda: lab.count() == 1)
+    assert job.wait_for(JobStarted).restored_checkpoint == 1
+    job.wait_until(lambda: lab.count() == 2)
     job.drain()
     job.finished()
-    assert texts(lab) == ["after"]
+    assert texts(lab) == ["in a batch that fails", "while nothing runs"]
 
 
 def test_completed_checkpoints_are_seen_in_consumer_groups_which_are_never_read(
