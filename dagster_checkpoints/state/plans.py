@@ -104,9 +104,7 @@ def check_divided_plans(
             )
 
 
-def check_sources(
-    snapshot: TaskSnapshot, sources: Sequence[str], stage: str, instance: str, where: str, *, allow_changed_plan: bool = False
-) -> None:
+def check_sources(snapshot: TaskSnapshot, sources: Sequence[str], stage: str, instance: str, where: str) -> None:
     """Check that the streaming sources of a query are those whose offsets the checkpoint holds, in the same order.
 
     Args:
@@ -115,14 +113,13 @@ def check_sources(
         stage: name of the first stage of the chain, which reads them.
         instance: name of the task's instance.
         where: the checkpoint, for the error.
-        allow_changed_plan: whether the same number of other sources may take the offsets of the checkpoint.
 
     Raises:
         SourcesChanged: names the stage, the sources of the checkpoint and the present ones.
     """
     before = snapshot.query.sources if snapshot.query is not None else None
     # Empty: a part of a query that was divided, which has read none of its sources.
-    if not before or before == tuple(sources) or (allow_changed_plan and len(before) == len(sources)):
+    if not before or before == tuple(sources):
         return
     risk = "; or take the risk with allow_changed_plan: true" if len(before) == len(sources) else ""
     raise SourcesChanged(

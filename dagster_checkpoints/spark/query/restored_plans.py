@@ -13,6 +13,7 @@ from dagster_checkpoints.pipeline import Chain, Pipeline
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, ended_source, has_ended_source, input_sources
 from dagster_checkpoints.state import (
     CheckpointMetadata,
+    SourcesChanged,
     StatefulPlanChanged,
     TaskSnapshot,
     check_divided_plans,
@@ -68,7 +69,12 @@ def check_restored_plan(
         check_divided_plans(snapshot, described.operators, instance, locations, where, described.planned)
     before = {now: text for text, now in _replaced_sources(pipeline, metadata, chain.stages[0])}
     sources = [before.get(text, text) for text in described.sources]
-    check_sources(snapshot, sources, chain.stages[0], instance, where, allow_changed_plan=allow_changed_plan)
+    try:
+        check_sources(snapshot, sources, chain.stages[0], instance, where)
+    except SourcesChanged as changed:
+        if not allow_changed_plan or len(sources) != len(snapshot.query.sources or ()):
+            raise
+        log.warning("Because of allow_changed_plan: true, the run continues in spite of: %s", changed)
 
 
 def _compared(described: PlanDescription, whole: PlanDescription | None) -> PlanDescription:
