@@ -435,8 +435,8 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
 
     def _work_directories(self, storage: CheckpointStorage) -> tuple[Path | RemoteDirectory, Path]:
         """The work directory, and the directory for files that only this machine uses."""
-        # Pipelines of the same name on another storage are other pipelines.
-        storage_id = hashlib.sha256(storage.store.url.encode()).hexdigest()[:12]
+        # Pipelines of the same name on another storage are other pipelines; a bucket has the same name at another endpoint.
+        storage_id = hashlib.sha256(repr(storage.store).encode()).hexdigest()[:12]
         own = Path(tempfile.gettempdir()).absolute() / f"dagster-checkpoints-{os.getuid()}" / storage_id
         return (parse_work_directory(self.work_directory) / storage_id if self.work_directory else own), own
 

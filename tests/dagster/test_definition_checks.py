@@ -175,12 +175,15 @@ def test_settings_of_spark_from_a_resource_and_beside_it_are_joined_by_name() ->
 
 
 def test_the_work_directory_of_a_run(coordinator: Callable[..., CheckpointCoordinatorResource], tmp_path: Path) -> None:
-    """Pipelines of one name on two storages have different work directories."""
+    """Pipelines of one name on two storages have different work directories, also in buckets of one name at two endpoints."""
+    from dagster_checkpoints.files.s3 import S3Store, create_client
     from dagster_checkpoints.storage import CheckpointStorage, open_store
 
-    storages = [CheckpointStorage(open_store(str(tmp_path / name)), "numbers") for name in "ab"]
+    clients = [create_client(endpoint_url=f"http://localhost:{port}", region_name="us-east-1") for port in (9000, 9001)]
+    stores = [open_store(str(tmp_path / name)) for name in "ab"] + [S3Store("bucket", "prefix", client=each) for each in clients]
+    storages = [CheckpointStorage(store, "numbers") for store in stores]
     found = {coordinator(work_directory=tmp_path.as_uri())._work_directories(storage)[0] for storage in storages}
-    assert len(found) == 2 and {path.parent for path in found} == {tmp_path}
+    assert len(found) == 4 and {path.parent for path in found} == {tmp_path}
     work, scratch = coordinator(work_directory=None)._work_directories(storages[0])
     assert work == scratch and scratch.is_relative_to(tempfile.gettempdir())
     work, elsewhere = coordinator(work_directory="hdfs://h:8020/work")._work_directories(storages[0])
