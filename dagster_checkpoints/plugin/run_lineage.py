@@ -21,28 +21,29 @@ ROOT_RUN_ID_TAG = "dagster/root_run_id"
 def earlier_runs(context: dg.AssetExecutionContext) -> frozenset[str]:
     """Ids of the runs that this run repeats, directly or indirectly; empty unless it is a retry, a re-execution or a recovery.
 
-    All runs with the same root run count, because several of them may have repeated the same run. If Dagster retries the op
-    (``op_retry_policy``, after its process has died), the run repeats itself.
+    If Dagster retries the op (``op_retry_policy``, after its process has died), the run repeats itself.
     """
-    run = context.run
-    own = frozenset({run.run_id} if context.retry_number else ()) | _recovered(context.instance, run)
+    found = {context.run.run_id} if context.retry_number else set[str]()
+    known: set[str] = set()
+    new: list[dg.DagsterRun | None] = [context.run]
+    while new:
+        run = new.pop()
+        repeated = _repeats(context.instance, run) - known if run is not None else set[str]()
+        known |= repeated
+        new += [context.instance.get_run_by_id(run_id) for run_id in repeated]
+    return frozenset(found | (known - {context.run.run_id}))
+
+
+def _repeats(instance: dg.DagsterInstance, run: dg.DagsterRun) -> set[str]:
+    """The runs that a run repeats, and those that have repeated the same one.
+
+    All runs with the same root run count, because several of them may have repeated the same run; and the failed run that a run
+    of the recovery sensor recovers.
+    """
     root = run.root_run_id or run.tags.get(ROOT_RUN_ID_TAG)
-    parent = run.parent_run_id or run.tags.get(PARENT_RUN_ID_TAG)
-    if root is None and parent is None:
-        return own
-    related = context.instance.get_runs(dg.RunsFilter(tags={ROOT_RUN_ID_TAG: root})) if root is not None else []
-    others = {*(each.run_id for each in related), *(each for each in (root, parent) if each)} - {run.run_id}
-    return own | others
-
-
-def _recovered(instance: dg.DagsterInstance, run: dg.DagsterRun) -> set[str]:
-    """The failed run that a run of the recovery sensor recovers, and what that one had recovered."""
-    found: set[str] = set()
-    last: dg.DagsterRun | None = run
-    while last is not None and (failed := last.tags.get(RECOVERS, "")) not in {"", *found}:
-        found.add(failed)
-        last = instance.get_run_by_id(failed)
-    return found
+    related = instance.get_runs(dg.RunsFilter(tags={ROOT_RUN_ID_TAG: root})) if root is not None else []
+    named = (root, run.parent_run_id or run.tags.get(PARENT_RUN_ID_TAG), run.tags.get(RECOVERS))
+    return {*(each.run_id for each in related), *(each for each in named if each)}
 
 
 def other_steps(context: dg.AssetExecutionContext) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster._core.storage.tags import PARENT_RUN_ID_TAG, RETRY_NUMBER_TAG, ROOT_RUN_ID_TAG
+from dagster._core.utils import make_new_run_id
 
 from dagster_checkpoints import (
     CheckpointCoordinatorResource,
@@ -188,11 +189,29 @@ def test_a_start_is_repeated_if_an_earlier_run_of_the_retries_has_begun_it(
 
 def test_a_recovery_repeats_the_runs_that_it_recovers_in_its_turn(instance: dg.DagsterInstance) -> None:
     """Whatever the sensor knew when it launched the run: the progress after a named checkpoint is not lost."""
-    from dagster._core.utils import make_new_run_id
-
     first, second, deleted = (make_new_run_id() for _ in range(3))
     for run_id, tags in ((first, {RECOVERS: deleted}), (second, {RECOVERS: first})):
         instance.add_run(dg.DagsterRun(job_name="nightly", run_id=run_id, tags=tags))
     third = dg.DagsterRun(job_name="nightly", run_id=make_new_run_id(), tags={RECOVERS: second})
     context: Any = SimpleNamespace(run=third, instance=instance, retry_number=0)
     assert earlier_runs(context) == {second, first, deleted}
+
+
+def test_a_recovery_repeats_the_runs_that_dagsters_retry_which_it_recovers_has_repeated(instance: dg.DagsterInstance) -> None:
+    """The first run has begun the job; its retry failed before a checkpoint, so the recovery still names that start."""
+    first, retry = make_new_run_id(), make_new_run_id()
+    of_retries = {ROOT_RUN_ID_TAG: first, PARENT_RUN_ID_TAG: first}
+    instance.add_run(dg.DagsterRun(job_name="nightly", run_id=first))
+    instance.add_run(dg.DagsterRun(job_name="nightly", run_id=retry, root_run_id=first, parent_run_id=first, tags=of_retries))
+    recovery = dg.DagsterRun(job_name="nightly", run_id=make_new_run_id(), tags={RECOVERS: retry})
+    context: Any = SimpleNamespace(run=recovery, instance=instance, retry_number=0)
+    assert earlier_runs(context) == {first, retry}
+    again = dg.DagsterRun(
+        job_name="nightly",
+        run_id=make_new_run_id(),
+        tags={RECOVERS: retry},
+        root_run_id=recovery.run_id,
+        parent_run_id=recovery.run_id,
+    )
+    context = SimpleNamespace(run=again, instance=instance, retry_number=0)
+    assert earlier_runs(context) == {first, retry, recovery.run_id}
