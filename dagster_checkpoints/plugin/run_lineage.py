@@ -19,19 +19,19 @@ ROOT_RUN_ID_TAG = "dagster/root_run_id"
 
 
 def earlier_runs(context: dg.AssetExecutionContext) -> frozenset[str]:
-    """Ids of the runs that this run repeats, directly or indirectly; empty unless it is a retry, a re-execution or a recovery.
+    """Ids of the runs that this run repeats, directly or indirectly, as a retry, a re-execution or a recovery; and its own.
 
-    If Dagster retries the op (``op_retry_policy``, after its process has died), the run repeats itself.
+    A run repeats itself where Dagster begins its op again: ``op_retry_policy``, after the op's process has died; or another
+    worker of the run for one that was lost, ``run_monitoring.max_resume_run_attempts``, which the op cannot tell from the first.
     """
-    found = {context.run.run_id} if context.retry_number else set[str]()
-    known: set[str] = set()
+    found = {context.run.run_id}
     new: list[dg.DagsterRun | None] = [context.run]
     while new:
         run = new.pop()
-        repeated = _repeats(context.instance, run) - known if run is not None else set[str]()
-        known |= repeated
+        repeated = _repeats(context.instance, run) - found if run is not None else set[str]()
+        found |= repeated
         new += [context.instance.get_run_by_id(run_id) for run_id in repeated]
-    return frozenset(found | (known - {context.run.run_id}))
+    return frozenset(found)
 
 
 def _repeats(instance: dg.DagsterInstance, run: dg.DagsterRun) -> set[str]:

@@ -10,6 +10,8 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.execution.api import execute_run_iterator
 from dagster._core.storage.tags import PARENT_RUN_ID_TAG, RETRY_NUMBER_TAG, ROOT_RUN_ID_TAG
 from dagster._core.utils import make_new_run_id
 
@@ -193,8 +195,8 @@ def test_a_recovery_repeats_the_runs_that_it_recovers_in_its_turn(instance: dg.D
     for run_id, tags in ((first, {RECOVERS: deleted}), (second, {RECOVERS: first})):
         instance.add_run(dg.DagsterRun(job_name="nightly", run_id=run_id, tags=tags))
     third = dg.DagsterRun(job_name="nightly", run_id=make_new_run_id(), tags={RECOVERS: second})
-    context: Any = SimpleNamespace(run=third, instance=instance, retry_number=0)
-    assert earlier_runs(context) == {second, first, deleted}
+    context: Any = SimpleNamespace(run=third, instance=instance)
+    assert earlier_runs(context) == {third.run_id, second, first, deleted}
 
 
 def test_a_recovery_repeats_the_runs_that_dagsters_retry_which_it_recovers_has_repeated(instance: dg.DagsterInstance) -> None:
@@ -204,8 +206,8 @@ def test_a_recovery_repeats_the_runs_that_dagsters_retry_which_it_recovers_has_r
     instance.add_run(dg.DagsterRun(job_name="nightly", run_id=first))
     instance.add_run(dg.DagsterRun(job_name="nightly", run_id=retry, root_run_id=first, parent_run_id=first, tags=of_retries))
     recovery = dg.DagsterRun(job_name="nightly", run_id=make_new_run_id(), tags={RECOVERS: retry})
-    context: Any = SimpleNamespace(run=recovery, instance=instance, retry_number=0)
-    assert earlier_runs(context) == {first, retry}
+    context: Any = SimpleNamespace(run=recovery, instance=instance)
+    assert earlier_runs(context) == {recovery.run_id, first, retry}
     again = dg.DagsterRun(
         job_name="nightly",
         run_id=make_new_run_id(),
@@ -213,5 +215,21 @@ def test_a_recovery_repeats_the_runs_that_dagsters_retry_which_it_recovers_has_r
         root_run_id=recovery.run_id,
         parent_run_id=recovery.run_id,
     )
-    context = SimpleNamespace(run=again, instance=instance, retry_number=0)
-    assert earlier_runs(context) == {first, retry, recovery.run_id}
+    context = SimpleNamespace(run=again, instance=instance)
+    assert earlier_runs(context) == {again.run_id, first, retry, recovery.run_id}
+
+
+def test_a_run_that_dagster_resumes_on_another_worker_repeats_itself(instance: dg.DagsterInstance) -> None:
+    """The op begins again in the same run, and does not know it: its number of retries is 0."""
+    begun: list[tuple[int, frozenset[str]]] = []
+
+    @dg.asset
+    def numbers(context):  # type: ignore[no-untyped-def]
+        begun.append((context.retry_number, earlier_runs(context)))
+
+    definitions = dg.Definitions(assets=[numbers], jobs=[dg.define_asset_job("nightly", executor_def=dg.in_process_executor)])
+    job = definitions.resolve_job_def("nightly")
+    run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)  # and its first worker was lost
+    for _ in execute_run_iterator(InMemoryJob(job), run, instance, resume_from_failure=True):
+        pass
+    assert begun == [(0, frozenset({run.run_id}))]
