@@ -172,6 +172,18 @@ def is_repeated_start(restore_from: str, earlier_runs: Collection[str], previous
     return True
 
 
+def has_ended_before(retried_runs: Collection[str], previous: PipelineState) -> bool:
+    """Whether a run that this one repeats by itself has brought the job to its end, so that there is nothing left to do.
+
+    That run may have died before it could report its end. A new start would write the rows of the job again.
+
+    Args:
+        retried_runs: ids of the runs that this one repeats, and no person has launched again.
+        previous: the state of the pipeline in storage.
+    """
+    return is_job_over(previous) and previous.job.run_id in retried_runs
+
+
 def completed_checkpoint(pointer: CheckpointPointer) -> CompletedCheckpoint:
     """A checkpoint that `state.json` names, as a value for the coordinator."""
     # A savepoint of the user is never deleted; a claimed one is treated like a checkpoint.

@@ -28,7 +28,14 @@ from dagster_checkpoints.plugin.stage_assets import (
     table_metadata,
 )
 from dagster_checkpoints.sinks import SinkCommit, merged
-from dagster_checkpoints.spark.job.events import CommitRefused, InstanceFinished, JobStarted, SinkCommitted, StageFinished
+from dagster_checkpoints.spark.job.events import (
+    CommitRefused,
+    InstanceFinished,
+    JobEndedBefore,
+    JobStarted,
+    SinkCommitted,
+    StageFinished,
+)
 
 COMMIT_LABELS = ("committed_rows", "committed_bytes", "committed_files", "table_version", "commits", "first_checkpoint")
 """The labels of what was committed since a stage's last materialization, in the order in which Dagster shows them; unknown values
@@ -93,9 +100,10 @@ class PipelineMaterializations:
         self._finished: dict[str, StageFinished] = {}
         self._yielded: set[str] = set()
 
-    def job_started(self, event: JobStarted) -> None:
-        """Take the job's number, and the columns of its stages."""
-        self._job_id, self._columns = event.job_id, event.columns
+    def job_started(self, event: JobStarted | JobEndedBefore) -> None:
+        """Take the job's number, and the columns of its stages, if its plans are built."""
+        self._job_id = event.job_id
+        self._columns = event.columns if isinstance(event, JobStarted) else {}
 
     def missing(self) -> list[str]:
         """The selected stages whose end has not been materialized, in topological order."""

@@ -39,7 +39,7 @@ from dagster_checkpoints.plugin.definition_checks import check_definition, flat_
 from dagster_checkpoints.plugin.input_assets import input_assets
 from dagster_checkpoints.plugin.interrupts import interrupts_delayed
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
-from dagster_checkpoints.plugin.run_lineage import earlier_runs, origin_of, other_steps
+from dagster_checkpoints.plugin.run_lineage import earlier_runs, origin_of, other_steps, retried_runs
 from dagster_checkpoints.plugin.run_tags import cleared_tags, has_no_end, tag_refusal, time_limit_tags
 from dagster_checkpoints.plugin.settings import KnownSettings, refuse_unknown
 from dagster_checkpoints.plugin.stage_assets import PIPELINE, StageAssets
@@ -428,6 +428,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             origin=origin_of(context, assets),
             allow_moved_pipeline=config.allow_moved_pipeline,
             earlier_runs=earlier_runs(context),
+            retried_runs=retried_runs(context),
             assets=input_assets(context, assets),
             sample_rows=self.sample_rows,
             failover=self.failover_strategy,

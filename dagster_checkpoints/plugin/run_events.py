@@ -33,6 +33,7 @@ from dagster_checkpoints.spark.job.events import (
     CommitRefused,
     FirstBatch,
     InstanceFinished,
+    JobEndedBefore,
     JobEvent,
     JobRestarting,
     JobStarted,
@@ -126,8 +127,9 @@ class RunReporter:
             case SourceSilent() | SourceAnswered():
                 self._source_answers(event)
             case start:
-                if isinstance(start, JobStarted):
+                if isinstance(start, JobStarted | JobEndedBefore):
                     self._materializations.job_started(start)
+                if isinstance(start, JobStarted):
                     self._observations.queries = {stage: chain for chain in start.chains for stage in chain}
                 if isinstance(start, PipelineAcquired):
                     self._observations.directory = start.storage

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import dagster as dg
 
-from dagster_checkpoints.plugin.run_tags import RECOVERS
+from dagster_checkpoints.plugin.run_tags import RECOVERS, RETRY_NUMBER
 from dagster_checkpoints.plugin.stage_assets import StageAssets
 from dagster_checkpoints.storage import Origin
 
@@ -31,6 +31,20 @@ def earlier_runs(context: dg.AssetExecutionContext) -> frozenset[str]:
         repeated = _repeats(context.instance, run) - found if run is not None else set[str]()
         found |= repeated
         new += [context.instance.get_run_by_id(run_id) for run_id in repeated]
+    return frozenset(found)
+
+
+def retried_runs(context: dg.AssetExecutionContext) -> frozenset[str]:
+    """Those of the earlier runs that this run repeats without a person's doing, and its own: Dagster has retried the failed run,
+    or the recovery sensor has started it again. A person who re-executes a run may want a new start.
+    """
+    found = [context.run.run_id]
+    run: dg.DagsterRun | None = context.run
+    while run is not None and found.count(run.run_id) == 1:
+        parent = run.parent_run_id or run.tags.get(PARENT_RUN_ID_TAG)
+        repeated = parent if RETRY_NUMBER in run.tags else None if parent else run.tags.get(RECOVERS)
+        found += [repeated] if repeated else []
+        run = context.instance.get_run_by_id(repeated) if repeated else None
     return frozenset(found)
 
 

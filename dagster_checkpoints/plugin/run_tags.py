@@ -21,6 +21,8 @@ _LIMITS = (MAX_RUNTIME, "dagster/max_runtime_seconds")
 _UNLIMITED = "0"
 RECOVERS = "dagster_checkpoints/recovers"
 """Tag of a run: the failed run that it recovers."""
+RETRY_NUMBER = "dagster/retry_number"
+"""Tag that Dagster gives to its retries of failed runs, and not to a run that a person has launched again."""
 ATTEMPT = "dagster_checkpoints/recovery_attempt"
 """Tag of a run: attempt number, from 1, among consecutive attempts."""
 _REFUSALS = (PipelineOwned, PipelineNameTaken, PipelineStateMissing, SelectionError, NoStageSelectedError, NotAPipelineAssetError)

@@ -11,6 +11,7 @@ from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.job.events import (
     AttemptBuilding,
     FirstBatch,
+    JobEndedBefore,
     JobStarted,
     LeaseWatched,
     PipelineAcquired,
@@ -45,6 +46,11 @@ def start_line(event: StartEvent | JobStarted | QueryEvent, pipeline: Pipeline, 
             )
         case PipelineAcquired(storage, epoch, seconds):
             return f"This run owns pipeline {pipeline.name!r} in {storage} (epoch {epoch}), after {seconds:.1f} s."
+        case JobEndedBefore(job_id, run_id):
+            return (
+                f"Run {run_id}, which this run repeats, has brought job {job_id} to its end: all its rows are committed, and no "
+                "stage runs again. To run the pipeline again, launch a new run."
+            )
         case StartChosen():
             return "\n".join((f"{_start(event)}.", *event.changes))
         case SparkStarting():

@@ -25,12 +25,12 @@ from dagster_checkpoints import (
 )
 from dagster_checkpoints.execution.start_point import is_repeated_start
 from dagster_checkpoints.plugin import resource
-from dagster_checkpoints.plugin.run_lineage import earlier_runs
+from dagster_checkpoints.plugin.run_lineage import earlier_runs, retried_runs
 from dagster_checkpoints.plugin.run_tags import RECOVERS
-from dagster_checkpoints.plugin.stage_assets import REFUSED
+from dagster_checkpoints.plugin.stage_assets import FINISHED_BEFORE, REFUSED
 from dagster_checkpoints.spark.errors import NothingToRestoreError
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted, SavepointDone
-from dagster_checkpoints.storage import Job, PipelineState
+from dagster_checkpoints.storage import CheckpointStorage, Job, Owner, PipelineState, open_store
 
 Coordinator = Callable[..., CheckpointCoordinatorResource]
 
@@ -233,3 +233,63 @@ def test_a_run_that_dagster_resumes_on_another_worker_repeats_itself(instance: d
     for _ in execute_run_iterator(InMemoryJob(job), run, instance, resume_from_failure=True):
         pass
     assert begun == [(0, frozenset({run.run_id}))]
+
+
+def test_runs_that_no_person_has_launched_again(instance: dg.DagsterInstance) -> None:
+    """A person's run, and Dagster's retry of it; the recovery of that one, and Dagster's retry of the recovery."""
+    root, again, retry, recovery, last = (make_new_run_id() for _ in range(5))
+    made = {
+        root: dg.DagsterRun("nightly", root),
+        again: dg.DagsterRun("nightly", again, parent_run_id=root, root_run_id=root),
+        retry: dg.DagsterRun("nightly", retry, parent_run_id=again, root_run_id=root, tags={RETRY_NUMBER_TAG: "1"}),
+        recovery: dg.DagsterRun("nightly", recovery, tags={RECOVERS: retry}),
+        last: dg.DagsterRun(
+            "nightly", last, parent_run_id=recovery, root_run_id=recovery, tags={RECOVERS: retry, RETRY_NUMBER_TAG: "1"}
+        ),
+    }
+    for run in made.values():
+        instance.add_run(run)
+
+    def repeated_by(run: dg.DagsterRun) -> frozenset[str]:
+        context: Any = SimpleNamespace(run=run, instance=instance, retry_number=0)
+        return retried_runs(context)
+
+    assert repeated_by(made[again]) == {again}
+    assert repeated_by(made[last]) == {again, retry, recovery, last}
+    by_hand = dg.DagsterRun("nightly", make_new_run_id(), parent_run_id=last, root_run_id=root, tags={RECOVERS: retry})
+    assert repeated_by(by_hand) == {by_hand.run_id}
+    instance.delete_run(again)
+    assert repeated_by(made[last]) == {again, retry, recovery, last}
+
+
+@pytest.mark.parametrize("way", ["run_retries", "recovery", "in the same run"])
+def test_a_retry_of_a_run_that_had_brought_the_job_to_its_end_begins_no_other_job(
+    tmp_path: Path,
+    coordinator: Coordinator,
+    numbers_pipeline: Pipeline,
+    assets_of: Callable[[Pipeline], dg.AssetsDefinition],
+    instance: dg.DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+) -> None:
+    """The first run died when its job had ended, before Dagster knew of it. A new start would write all rows again."""
+    monkeypatch.setattr(resource, "build_session", lambda *args, **options: pytest.fail("Spark was started"))
+    first, own = make_new_run_id(), make_new_run_id()
+    with CheckpointStorage(open_store(str(tmp_path / "storage")), "numbers") as storage:
+        ownership = storage.acquire(Owner(run_id=own if way == "in the same run" else first, host="a-machine", pid=1), 9.0)
+        ownership.begin_job(resume=False)
+        ownership.end_job("FINISHED", ended_by="drain")
+        ownership.release()
+    of_retry = {PARENT_RUN_ID_TAG: first, ROOT_RUN_ID_TAG: first, RETRY_NUMBER_TAG: "1"}
+    tags = {"run_retries": of_retry, "recovery": {RECOVERS: first}}.get(way, {})
+    definitions = dg.Definitions([assets_of(numbers_pipeline)], resources={"checkpoint_coordinator": coordinator()})
+    job = definitions.resolve_implicit_global_asset_job_def()
+    result = job.execute_in_process(instance=instance, tags=tags, run_id=own)
+    ends = result.asset_materializations_for_node("pipeline_op")
+    assert [end.asset_key.to_user_string() for end in ends] == ["numbers", "doubled", "total"]
+    assert {(end.metadata["job"].value, end.metadata[FINISHED_BEFORE].value) for end in ends} == {(1, True)}
+    log = [entry.user_message for entry in instance.all_logs(own)]
+    assert any("which this run repeats, has brought job 1 to its end: all its rows are committed" in line for line in log)
+    with CheckpointStorage(open_store(str(tmp_path / "storage")), "numbers") as storage:
+        state = storage.read_state()
+    assert state is not None and (state.job.job_id, state.job.status, state.lease) == (1, "FINISHED", None)

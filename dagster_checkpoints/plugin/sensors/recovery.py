@@ -14,7 +14,7 @@ from dagster_checkpoints.control import PipelineControl, PipelineStatus
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.pipeline.number_values import is_count, is_number
-from dagster_checkpoints.plugin.run_tags import ATTEMPT, RECOVERS, repeated_tags
+from dagster_checkpoints.plugin.run_tags import ATTEMPT, RECOVERS, RETRY_NUMBER, repeated_tags
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor, write_cursor
 from dagster_checkpoints.plugin.sensors.pipeline_runs import location_of, runs_of, was_refused
@@ -23,7 +23,6 @@ from dagster_checkpoints.plugin.sensors.run_retries import pending_retry
 from dagster_checkpoints.plugin.stage_assets import PIPELINE, run_selection, stage_keys
 from dagster_checkpoints.storage import CorruptStatus, PipelineState
 
-_RETRY_NUMBER = "dagster/retry_number"
 _LONGEST_PAUSE = 300.0
 
 
@@ -267,7 +266,7 @@ def _attempts(record: dg.RunRecord, reset_after: float) -> int:
     if record.start_time is not None and record.end_time is not None and record.end_time - record.start_time >= reset_after:
         return 0
     run = record.dagster_run
-    if run.parent_run_id is not None and _RETRY_NUMBER not in run.tags:
+    if run.parent_run_id is not None and RETRY_NUMBER not in run.tags:
         return 0  # a person has launched it again, with a copy of its tags
     tag = run.tags.get(ATTEMPT, "")
     return int(tag) if tag.isdecimal() else 0

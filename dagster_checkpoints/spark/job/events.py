@@ -45,6 +45,19 @@ class PipelineAcquired:
 
 
 @dataclass(frozen=True)
+class JobEndedBefore:
+    """A run that this one repeats has brought the job to its end: no stage runs, and the end of each follows.
+
+    Attributes:
+        job_id: The job's id.
+        run_id: Id of that run.
+    """
+
+    job_id: int
+    run_id: str
+
+
+@dataclass(frozen=True)
 class StartChosen:
     """The start point of the run is chosen; nothing has been restored yet.
 
@@ -382,7 +395,7 @@ class JobRestarting:
     stages: tuple[str, ...] = ()
 
 
-StartEvent = LeaseWatched | PipelineAcquired | StartChosen | SparkStarting | SparkStarted | AttemptBuilding
+StartEvent = LeaseWatched | PipelineAcquired | JobEndedBefore | StartChosen | SparkStarting | SparkStarted | AttemptBuilding
 QueryEvent = QueryWaiting | QueryStarted | FirstBatch
 EndEvent = InstanceFinished | StageFinished
 CheckpointEvent = CheckpointDone | SavepointDone | CheckpointNotDone

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from dagster_checkpoints.control import Answer, ControlRequest, RequestBox
 from dagster_checkpoints.control.metrics import PipelineMetrics
-from dagster_checkpoints.coordination import CheckpointCoordinator
+from dagster_checkpoints.coordination import CheckpointCoordinator, JobStatus
 from dagster_checkpoints.execution.job_events import CancelRequested, DrainRequested, EndSourceRequested, FatalError
+from dagster_checkpoints.execution.start_point import has_ended_before
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.job import events
 from dagster_checkpoints.spark.job.deployment import Deployment
@@ -38,6 +39,7 @@ from dagster_checkpoints.storage import (
     LeaseRenewer,
     Ownership,
     PipelineState,
+    StorageError,
     describe_owner,
     mark_descendants,
     this_process,
@@ -179,6 +181,11 @@ class JobExecution:
                 metrics.close()
             raise
         took = time.monotonic() - began
+        if has_ended_before(self.options.retried_runs, ownership.previous):
+            self._session.close()
+            if metrics is not None:
+                metrics.close()
+            return self._ended_before(ownership)
         box = RequestBox(self.storage.store, self.storage.layout)
         answers = ThreadPoolExecutor(1, thread_name_prefix="answers")
         status = StatusReporter(self.pipeline, self.storage, self.run_id, self.options, self._log, metrics=metrics)
@@ -223,6 +230,17 @@ class JobExecution:
         if driver.refused is not None:
             raise driver.refused
         return driver.result()
+
+    def _ended_before(self, ownership: Ownership) -> JobResult:
+        """Report the end of the job that an earlier run has brought to its end, and release the pipeline."""
+        with contextlib.suppress(StorageError):  # the lease then expires by itself
+            ownership.release()
+        self.storage.close()
+        job, stages = ownership.previous.job, tuple(stage.name for stage in self.pipeline.stages)
+        self._on_event(events.JobEndedBefore(job.job_id, job.run_id))
+        for stage in stages:
+            self._on_event(events.StageFinished(stage, None, None, restored=True))
+        return JobResult(JobStatus.FINISHED, None, job.job_id, None, None, stages, {}, job.ended_by)
 
     @contextlib.contextmanager
     def _owning(self, ownership: Ownership, box: RequestBox, answers: ThreadPoolExecutor) -> Iterator[None]:

@@ -51,6 +51,7 @@ class JobOptions:
         origin: The place where the pipeline is defined, to recognise another pipeline of the same name on the same storage.
         allow_moved_pipeline: Whether it is the same pipeline even if storage names another place of its definition.
         earlier_runs: The runs that this run repeats, as a retry or re-execution.
+        retried_runs: Those of them that this run repeats without a person's doing, and itself.
         sample_rows: Number of rows that the report of a commit shows; 0 for none.
         assets: The assets outside of the pipeline that stages read, by stage and key; see `StageContext.assets`.
 
@@ -81,6 +82,7 @@ class JobOptions:
     origin: Origin = UNKNOWN_ORIGIN
     allow_moved_pipeline: bool = False
     earlier_runs: frozenset[str] = frozenset()
+    retried_runs: frozenset[str] = frozenset()
     sample_rows: int = 0
     assets: Mapping[str, Mapping[str, InputAsset]] = field(default_factory=dict)
     failover: FailoverStrategy = "region"
