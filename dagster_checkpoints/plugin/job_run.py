@@ -139,7 +139,7 @@ class JobRun:
             with suppress(BaseException):  # also a second interrupt: the job is then cancelled at once
                 ended = self._suspend(self._suspend_seconds)
         if ended is None:
-            ended = self._thread.cancel(CANCEL_SECONDS)
+            ended = self._thread.cancel(CANCEL_SECONDS, self._report_now)
         result = ended.result if ended is not None else None
         with interrupts_delayed():
             self._reporter.ended()
@@ -161,6 +161,11 @@ class JobRun:
                 f"Canceled. The next run continues from checkpoint {result.last_checkpoint_id} "
                 f"({result.last_checkpoint_location})."
             )
+
+    def _report_now(self, event: JobEvent) -> None:
+        """Report an event when the op yields no more results."""
+        with interrupts_delayed():
+            self._reporter.report_now(event)
 
     def _suspend(self, seconds: float) -> JobEnded | None:
         """Stop the job with a savepoint. Returns the end of the job, or None if the job has not ended in time."""
@@ -192,7 +197,6 @@ class JobRun:
                 case None | Answer():
                     pass
                 case event:
-                    with interrupts_delayed():
-                        list(self._reporter.report(event))
+                    self._report_now(event)
         self._context.log.warning(f"The pipeline was not suspended within {seconds:g} s, and is canceled now.")
         return None

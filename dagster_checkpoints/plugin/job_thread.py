@@ -88,8 +88,13 @@ class JobThread:
         """
         self.job.ask(request, self._items.put, termination=termination)
 
-    def cancel(self, seconds: float) -> JobEnded | None:
-        """Cancel the job and wait for its end; None if it has not ended after `seconds`."""
+    def cancel(self, seconds: float, on_event: Callable[[JobEvent], None]) -> JobEnded | None:
+        """Cancel the job and wait for its end; None if it has not ended after `seconds`.
+
+        Args:
+            seconds: The longest time.
+            on_event: Receives the events until then: the job may have reached its end before it was cancelled.
+        """
         self.job.cancel()
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
@@ -97,6 +102,8 @@ class JobThread:
             item = self.next(min(left, _POLL_SECONDS) if alive else 0.0)
             if isinstance(item, JobEnded):
                 return item
+            if item is not None and not isinstance(item, LogLine | Answer):
+                on_event(item)
             if item is None and not alive:
                 return JobEnded(None, None)  # the job never started, or an interrupt lost its last item
         return None

@@ -222,6 +222,16 @@ class PipelineMaterializations:
                     check_results=[check_result(self._assets.keys[name], each) for each in newest],
                 )
 
+    def log_end(self, end: dg.MaterializeResult[Any]) -> None:
+        """Log the end of a stage, as Dagster does with one that the op yields."""
+        assert end.asset_key is not None and end.data_version is not None
+        key = dg.AssetKey.from_coercible(end.asset_key)
+        tags = version_tags(self._context, key, end.data_version.value)
+        self._context.log_event(dg.AssetMaterialization(key, metadata=end.metadata, tags=tags))
+        for each in end.check_results or ():
+            shown = {name: getattr(each, name) for name in ("check_name", "passed", "metadata", "severity", "description")}
+            self._context.log_event(dg.AssetCheckEvaluation(asset_key=key, **shown))
+
     def end(self, event: StageFinished) -> dict[str, Any]:
         """The metadata of a stage's end."""
         stage = self._pipeline.stage(event.stage)

@@ -139,6 +139,11 @@ class RunReporter:
                     self._observations.observe_stages(self._progress(), at_once=start.stages)
         yield from self._materializations.possible()
 
+    def report_now(self, event: JobEvent) -> None:
+        """Report an event of a run that is being terminated, whose op yields nothing more: the ends of stages are logged."""
+        for end in self.report(event):
+            self._materializations.log_end(end)
+
     @property
     def may_be_due(self) -> bool:
         """Whether an observation, or the materialization of a running stage, may be due."""

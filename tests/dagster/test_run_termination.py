@@ -7,13 +7,19 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
+import dagster as dg
 import pytest
 
+from dagster_checkpoints import CommitCheckResult, Pipeline
 from dagster_checkpoints.control import Answer, ControlRequest
 from dagster_checkpoints.coordination import JobStatus
+from dagster_checkpoints.pipeline import CheckEvaluation
 from dagster_checkpoints.plugin.job_run import JobRun
 from dagster_checkpoints.plugin.job_thread import JobEnded, JobThread
-from dagster_checkpoints.spark.job.events import JobResult
+from dagster_checkpoints.plugin.run_events import RunReporter
+from dagster_checkpoints.plugin.stage_assets import reports_end
+from dagster_checkpoints.spark.job.events import JobResult, SinkCommitted, StageFinished
+from tests.dagster.recorded_run import STARTED, Recorder, report
 
 
 class ScriptedThread(JobThread):
@@ -124,3 +130,25 @@ def test_without_a_savepoint_the_job_is_cancelled_and_its_end_is_said(
     thread = ScriptedThread([], canceled)
     assert terminated(thread, None) == (texts, savepoints)
     assert thread.asked == []
+
+
+@pytest.mark.parametrize("suspend_seconds", [5.0, None])
+def test_the_ends_of_stages_are_materialized_although_the_op_yields_nothing_more(
+    suspend_seconds: float | None, reporter: RunReporter, recorder: Recorder, numbers_pipeline: Pipeline
+) -> None:
+    """The job comes to its end while its run is terminated. The next run is a new start, so no other run reports these ends."""
+    checked = CheckEvaluation("few", "", 9, blocking=True, result=CommitCheckResult(True, "5 rows"))
+    ends = [StageFinished(stage, 5, 9) for stage in ("total", "numbers", "doubled")]
+    items = [SinkCommitted("total", 9, None, 5, None, last=True, checks=(checked,)), *ends]
+    thread = ScriptedThread([*items, FINISHED] if suspend_seconds else [], FINISHED)
+    report(reporter, STARTED)
+    for item in [] if suspend_seconds else items:
+        thread._items.put(item)
+    context: Any = recorder
+    JobRun(numbers_pipeline, context, thread, reporter, suspend_seconds=suspend_seconds).terminate()
+    materialized = [event for event in recorder.events if isinstance(event, dg.AssetMaterialization) and reports_end(event)]
+    assert [event.asset_key.to_user_string() for event in materialized] == ["numbers", "doubled", "total"]
+    assert {(event.tags or {})["dagster/data_version"] for event in materialized} == {"job-7"}
+    assert [event.metadata["checkpoint"].value for event in materialized] == [9] * 3
+    (evaluation,) = [event for event in recorder.events if isinstance(event, dg.AssetCheckEvaluation)]
+    assert (evaluation.check_name, evaluation.passed, evaluation.description) == ("few", True, "5 rows")
