@@ -83,7 +83,7 @@ def counts_by_timeout(frame: Any) -> Any:
 
 
 def test_every_operator_behind_channels_emits_what_a_batch_computes(lab: Any) -> None:
-    """Also: a stage with a sink and six consumers, a stage with two aggregations, joins into windows."""
+    """Also: a stage with a sink and seven consumers, a stage with two aggregations, joins and limits into windows."""
     for number in range(4):
         begin = number * 240
         rows = [(k, lab.at(begin + s), s) for s in range(0, 120, 20) for k in ("a", "b")]
@@ -135,7 +135,16 @@ def test_every_operator_behind_channels_emits_what_a_batch_computes(lab: Any) ->
         minutes = kept.groupBy(F.window("ts", "1 minute"), "k").agg(F.sum("v").alias("v"))
         return five_minutes(minutes.select(F.window_time("window").alias("ts"), "k", "v"), "ts")
 
-    stages = [clicks, buys, kept, distinct, sessions, outer, joined, joined_windows, timers, timeouts, twice]
+    @stage(sink=lab.sink("limited"))
+    def limited(kept):
+        return kept.limit(1000)
+
+    @stage(sink=lab.sink("limited_windows"))
+    def limited_windows(limited):
+        return five_minutes(limited, "ts")
+
+    of_kept = [distinct, sessions, outer, joined, joined_windows, timers, timeouts, twice, limited, limited_windows]
+    stages = [clicks, buys, kept, *of_kept]
     job = lab.start(Pipeline("zoo", stages, chaining=False), interval=2.0)
     job.finished()
 
@@ -148,6 +157,8 @@ def test_every_operator_behind_channels_emits_what_a_batch_computes(lab: Any) ->
     lab.check(five_minutes(bought_within(clicks_table, buys_table, "inner"), "ts"), "joined_windows")
     minutes = clicks_table.groupBy(F.window("ts", "1 minute"), "k").agg(F.sum("v").alias("v"))
     lab.check(five_minutes(minutes.select(F.window_time("window").alias("ts"), "k", "v"), "ts"), "twice")
+    lab.check(clicks_table, "limited")
+    lab.check(five_minutes(clicks_table, "ts"), "limited_windows")
     by_key = sessions_of(clicks_table).groupBy("k").agg(F.sum("n").alias("n"))
     for sink in ("timers", "timeouts"):
         totals: dict[str, int] = {}

@@ -22,6 +22,8 @@ _LATE_ROWS = "numRowsDroppedByWatermark"
 _REGISTERED_TIMERS = "numRegisteredTimers"
 _ROWS_IN_STATE = "numTotalStateRows"
 _SESSION_READER = "SessionWindowStateStoreRestore"  # drops the late rows for the operator that writes the sessions
+_JOIN = "StreamingSymmetricHashJoin"
+_LIMIT = "StreamingGlobalLimit"  # keeps state, and does not know event time: that of its input is that of its output
 
 # Logical operators that keep state if their input is a stream; a join keeps state if both inputs are streams.
 _WITH_STATE = frozenset(
@@ -149,7 +151,7 @@ def output_watermark(plan: Any, batch_watermark_ms: int) -> int:
         plan: The executed plan, a JVM object.
         batch_watermark_ms: The watermark under which the batch ran, epoch ms.
     """
-    if _is_stateful(plan):
+    if _is_stateful(plan) and plan.nodeName() != _LIMIT:
         input_watermark = plan.eventTimeWatermarkForEviction()
         given = int(input_watermark.get()) if input_watermark.isDefined() else batch_watermark_ms
         produced = plan.produceOutputWatermark(given)
