@@ -92,15 +92,18 @@ class StatefulOperators:
         """The number of timers that the user's code set in the batch of this plan (`transformWithState`)."""
         return sum(int(node.longMetric(_REGISTERED_TIMERS).value()) for operator, node in self._find(plan) if operator.has_timers)
 
-    def held_at_the_end(self, plan: Any) -> tuple[int, ...]:
+    def held_at_the_end(self, plan: Any) -> tuple[tuple[int, bool], ...]:
         """The number of rows, or groups, that each stateful operator still holds although it emits all of them when they are due.
 
         In a batch under MAX_WATERMARK all are due but those whose event time is null. From the top of the plan down, as
         :meth:`late_rows`; 0 for operators whose state is no output: inner joins, distinct rows, the user's own state. A left
-        outer join counts the rows of its right side too.
+        outer join counts the rows of its right side too. With each number, whether it is that of an outer join which never drops
+        the rows of one side.
         """
         return tuple(
-            int(node.longMetric(_ROWS_IN_STATE).value()) if _emits_its_state(operator, node) else 0
+            (int(node.longMetric(_ROWS_IN_STATE).value()), _keeps_a_side(operator, node))
+            if _emits_its_state(operator, node)
+            else (0, False)
             for operator, node in self._find(plan)
             if operator.writes
         )
@@ -116,11 +119,18 @@ class StatefulOperators:
 
 
 def _emits_its_state(operator: _Operator, node: Any) -> bool:
-    if operator.name == "StreamingSymmetricHashJoin":
+    if operator.name == _JOIN:
         return bool(str(node.joinType().sql()).endswith("OUTER"))
     if operator.name in ("StateStoreSave", "SessionWindowStateStoreSave"):
         return str(node.outputMode().get()) == "Append"
     return False
+
+
+def _keeps_a_side(operator: _Operator, node: Any) -> bool:
+    if operator.name != _JOIN:
+        return False
+    due = node.stateWatermarkPredicates()
+    return bool(due.left().isEmpty() or due.right().isEmpty())
 
 
 def _stateful_nodes(plan: Any) -> Iterator[tuple[_Operator, Any]]:

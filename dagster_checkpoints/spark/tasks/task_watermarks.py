@@ -111,17 +111,22 @@ class TaskWatermarks:
 
     def _warn_of_held_rows(self, executed: Any, stateful_stages: Sequence[str]) -> None:
         held = () if self._warned_of_held_rows else self._operators.held_at_the_end(executed)
-        if not any(held):
+        if not any(count for count, _ in held):
             return
         self._warned_of_held_rows = True
         known = len(stateful_stages) == len(held)
-        for position, count in enumerate(held):
+        for position, (count, of_one_side) in enumerate(held):
             if count:
                 stage = stateful_stages[position] if known else self._tail.stage.name
+                kept = (
+                    "; or they are rows of the side without a bound in the join's condition, and nothing is missing"
+                    if of_one_side
+                    else ""
+                )
                 self._tail.call.context.log.warning(
                     f"Stage {stage!r}: {count:,} rows stay in its state at the end of data, and are not emitted: their event "
-                    "time is null, so they are never due. It is an outer join of streams or a group by the event time; of an "
-                    "outer join, rows that had a match were emitted with it. Give such rows a time (F.coalesce), or take them "
+                    f"time is null, so they are never due{kept}. It is an outer join of streams or a group by the event time; of "
+                    "an outer join, rows that had a match were emitted with it. Give such rows a time (F.coalesce), or take them "
                     "out before this stage (where(F.col(<the event time>).isNotNull())) and write them to a table of their own."
                 )
 

@@ -179,6 +179,11 @@ def test_rows_without_event_time_that_a_join_or_a_group_never_emits_are_reported
         near = F.expr("k = rk AND rts BETWEEN ts AND ts + INTERVAL 1 MINUTE")
         return a.join(right, near, "left").select("k", F.col("rk").isNotNull().alias("matched"))
 
+    @stage(sink=lab.sink("later"))
+    def later(a, b):
+        right = b.select(F.col("k").alias("rk"), F.col("ts").alias("rts"))
+        return a.where("ts IS NOT NULL").join(right, F.expr("k = rk AND rts <= ts + INTERVAL 1 MINUTE"), "left")
+
     @stage(sink=lab.sink("instants"))
     def instants(a):
         return a.groupBy("ts").agg(F.count("*").alias("n")).select(F.unix_seconds("ts").alias("at"), "n")
@@ -187,14 +192,15 @@ def test_rows_without_event_time_that_a_join_or_a_group_never_emits_are_reported
     def hours(a):
         return a.groupBy(F.window("ts", "1 hour")).agg(F.count("*").alias("n")).select("n")
 
-    job = lab.start(Pipeline("p", [a, b, pairs, instants, hours]))
+    job = lab.start(Pipeline("p", [a, b, pairs, later, instants, hours]))
     with caplog.at_level(logging.WARNING):
         job.finished()
     assert lab.committed("pairs") == [("x", True), ("y", False)]
     assert lab.committed("hours") == [(2,)] and len(lab.committed("instants")) == 2
-    held = sorted(message for message in caplog.messages if "their event time is null" in message)
-    assert [message.split(":")[0] for message in held] == ["Stage 'instants'", "Stage 'pairs'"]
-    assert all(": 1 rows stay in its state" in message for message in held)
+    held = {message.split(":")[0]: message for message in caplog.messages if "stay in its state at the end" in message}
+    assert sorted(held) == ["Stage 'instants'", "Stage 'later'", "Stage 'pairs'"]
+    assert all(": 1 rows stay in its state" in message for message in held.values())
+    assert ["or they are" in message for _, message in sorted(held.items())] == [False, True, False]
 
 
 def test_late_rows_are_counted_over_restarts_by_the_stage_that_drops_them(lab: Any) -> None:
