@@ -47,7 +47,15 @@ from dagster_checkpoints.spark.query.join_checks import (
 )
 from dagster_checkpoints.spark.query.operator_checks import check_operators
 from dagster_checkpoints.spark.query.operators import keeping_state
-from dagster_checkpoints.spark.query.plan_nodes import ROWS_OF_NO_STREAM, StreamSet, analyzed, children, stream_name, streams
+from dagster_checkpoints.spark.query.plan_nodes import (
+    ROWS_OF_NO_STREAM,
+    StreamSet,
+    analyzed,
+    children,
+    optimized_joins,
+    stream_name,
+    streams,
+)
 from dagster_checkpoints.spark.query.row_counts import counted
 from dagster_checkpoints.spark.query.source_checks import at_end, check_limits, check_source, source_of
 from dagster_checkpoints.spark.query.spark_advice import advice_on_refused_plan
@@ -130,10 +138,6 @@ def build_plan(
         streaming = frame.isStreaming
         if arguments:
             _check_streams(call, frame, arguments)
-            if streaming:
-                warnings += check_null_keys(call, frame, arguments)
-            if streaming and not pipeline.is_bounded(call.stage.name):
-                warnings += check_joins(call, frame, arguments)
         elif streaming:
             warnings += check_source(call, frame)
             begins_at_end = begins_at_end or any(at_end(source_of(frame, leaf)) for leaf in streams(frame))
@@ -171,6 +175,10 @@ def build_plan(
         if streaming:
             check_operators(pipeline, call, frame, divisible=bool(position and arguments))
             _check_supported(pipeline, call, frame, position)
+            if arguments:
+                warnings += check_null_keys(call, frame, arguments)
+            if arguments and not pipeline.is_bounded(call.stage.name):
+                warnings += check_joins(call, frame, arguments)
             check_join_keys(call, frame)
             for check in (check_time_keys, check_unmatched_rows, check_semi_joins):
                 check(call, frame, divisible=bool(position and arguments))
@@ -404,7 +412,10 @@ def _check_columns(call: StageCall, frame: DataFrame) -> None:
 
 
 def _check_supported(pipeline: Pipeline, call: StageCall, frame: DataFrame, position: int) -> None:
-    """Run Spark's check of streaming plans before the job starts; Spark itself runs it only when the query starts."""
+    """Run Spark's check of streaming plans before the job starts, and its optimizer, which refuses some conditions of joins.
+
+    Spark itself runs them only when the query starts.
+    """
     from pyspark.errors import AnalysisException
 
     jvm = jvm_of(frame.sparkSession)
@@ -414,6 +425,7 @@ def _check_supported(pipeline: Pipeline, call: StageCall, frame: DataFrame, posi
     try:
         checker.checkForStreaming(analyzed(frame), mode)
     except AnalysisException as error:
+        optimized_joins(frame)
         if position and call.stage.inputs:
             raise RefusedAtStage(call.stage.name, text_of_error(error)) from error
         raise PlanRefusedError(

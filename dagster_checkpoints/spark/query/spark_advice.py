@@ -13,10 +13,12 @@ from typing import Any
 
 from dagster_checkpoints.pipeline import Pipeline, Stage
 from dagster_checkpoints.spark.errors import LostRows
-from dagster_checkpoints.spark.query.plan_nodes import children, nodes
+from dagster_checkpoints.spark.query.plan_nodes import nodes
 
 _NO_CONDITION = "_LEGACY_ERROR_TEMP"
 _IN_BRACKETS = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)?)\]")
+
+_PYTHON_IN_CONDITION = "UNSUPPORTED_FEATURE.PYTHON_UDF_IN_ON_CLAUSE"
 
 _IN_A_STAGE = {
     "CALL_ON_STREAMING_DATASET_UNSUPPORTED": (
@@ -110,7 +112,12 @@ def advice_on_refused_plan(error: BaseException, pipeline: Pipeline, stage: Stag
             "Spark has no left anti join of two streams. Use a left outer join that also bounds the event time, and keep the "
             "rows without a match: F.col(<a column of the right side that is never null>).isNull()."
         )
-    if "Join" in streaming and all(child.isStreaming() for child in children(streaming["Join"])):
+    if condition(error) == _PYTHON_IN_CONDITION:
+        return refused + (
+            "A Python function cannot be in the condition of an outer join: compute it as a column of its side in front of the "
+            "join (withColumn), and compare that column; or use Spark's own functions in the condition."
+        )
+    if "without a watermark in the join keys" in str(error):
         return refused + (
             "It is not known when a row of an outer join has no more matching rows: declare watermark=(column, lateness) at the "
             "sources of both inputs, and join on the event time as well (equal times, or a range)."
