@@ -78,11 +78,29 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
         "A Python function cannot be in the condition.*PYTHON_UDF_IN_ON_CLAUSE",
     ),
     "an offset behind an inner join": (lambda rows: joined(rows, "inner").offset(1), r"\A(?!.*It is not known when).*Offset"),
+    "two event times behind a join": (
+        lambda rows: joined(rows, "inner").dropDuplicates(),
+        "behind columns that are both event time, 'ts' and 'rts'.*timestamp_micros",
+    ),
+    "a copy of the event time": (
+        lambda rows: rows.withColumn("copy", F.col("ts")).dropDuplicatesWithinWatermark(["k"]),
+        "both event time, 'ts' and 'copy'",
+    ),
+    "two event times in a group": (
+        lambda rows: rows.groupBy("ts", F.window("ts", "1 hour")).count(),
+        "both event time, '(ts|window)' and ",
+    ),
+    "two event times on a side of a join": (
+        lambda rows: joined(joined(rows, "inner").selectExpr("k", "ts", "rts AS second"), "inner"),
+        "both event time, 'ts' and 'second'",
+    ),
     "an aggregate in pandas": (mean_in_pandas, "aggregates a stream with a function of pandas.*collect_list"),
 }
 ACCEPTED: dict[str, Callable[[Any], Any]] = {
     "applyInPandas of a table": lambda rows: rows.join(table(rows).groupBy("k").applyInPandas(counted, "k string, n long"), "k"),
     "EXCEPT with event time": sql("SELECT k, ts FROM {rows} EXCEPT SELECT k, ts FROM {table}"),
+    "one event time behind a join": lambda rows: joined(rows, "inner").dropDuplicates(["k", "ts"]).select("k", "ts"),
+    "a group by one of two event times": lambda rows: joined(rows, "inner").groupBy(F.window("rts", "1 hour")).count(),
     "a window in each set": sql(f"SELECT {HOUR} AS hour, k, v, count(*) AS n FROM {{rows}} GROUP BY {HOUR}, CUBE(k, v)"),
 }
 

@@ -188,7 +188,21 @@ def test_stages_that_spark_refuses_in_one_query_are_cut_into_two(lab: Any) -> No
     def grouped(doubled):
         return counts_by_timeout(doubled)
 
-    job = lab.start(Pipeline("p", [clicks, minutes, doubled, grouped]))
+    @bounded_source(watermark=("ts", "1 minute"))
+    def others(context):
+        return lab.stream("in", CLICKS)
+
+    @stage
+    def pairs(others):
+        right = others.select(F.col("k").alias("rk"), F.col("ts").alias("rts"))
+        return others.join(right, F.expr("k = rk AND rts BETWEEN ts AND ts + INTERVAL 20 SECONDS"))  # two event times
+
+    @stage(sink=lab.sink("different"))
+    def different(pairs):
+        return pairs.dropDuplicates()
+
+    job = lab.start(Pipeline("p", [clicks, minutes, doubled, grouped, others, pairs, different]))
     job.finished()
-    assert job.chains == (("clicks", "minutes", "doubled"), ("grouped",))
+    assert job.chains == (("clicks", "minutes", "doubled"), ("grouped",), ("others", "pairs"), ("different",))
     assert sum(count for _, count in lab.committed()) == 3
+    assert lab.count("different") == 9 + 8

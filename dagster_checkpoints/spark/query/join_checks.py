@@ -25,7 +25,15 @@ from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.spark.errors import PlanRefusedError
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
-from dagster_checkpoints.spark.query.plan_nodes import is_event_time, items, nodes, once, optimized_joins, stream_joins
+from dagster_checkpoints.spark.query.plan_nodes import (
+    is_event_time,
+    is_time_column,
+    items,
+    nodes,
+    once,
+    optimized_joins,
+    stream_joins,
+)
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 from dagster_checkpoints.spark.query.stateful_nodes import PROCESSOR
 
@@ -200,11 +208,11 @@ def check_time_keys(call: StageCall, frame: DataFrame, *, divisible: bool) -> No
         if keys.isEmpty():
             continue
         pairs = list(zip(items(keys.get()._2()), items(keys.get()._3()), strict=True))
-        pair = next((pair for side in (0, 1) for pair in pairs if _is_time_key(pair[side])), None)
-        if pair is None or all(map(_is_time_key, pair)):
+        pair = next((pair for side in (0, 1) for pair in pairs if is_time_column(pair[side])), None)
+        if pair is None or all(map(is_time_column, pair)):
             continue
         left, right = pair
-        time, other, side = (left, right, join.right()) if _is_time_key(left) else (right, left, join.left())
+        time, other, side = (left, right, join.right()) if is_time_column(left) else (right, left, join.left())
         if not any(node.nodeName() == "EventTimeWatermark" for node in nodes(side)):
             continue  # an input without a watermark holds event time back
         if divisible:
@@ -218,10 +226,6 @@ def check_time_keys(call: StageCall, frame: DataFrame, *, divisible: bool) -> No
             "equality, beside an equality of another key, such as k = other_k AND right_ts >= left_ts AND right_ts < left_ts + "
             "INTERVAL 1 HOUR; or select F.window(ts, ...) in place of the event time of each side, and join on equal windows.",
         )
-
-
-def _is_time_key(key: Any) -> bool:
-    return key.nodeName() == "AttributeReference" and is_event_time(key)
 
 
 def check_semi_joins(call: StageCall, frame: DataFrame, *, divisible: bool) -> None:

@@ -8,6 +8,7 @@ Source: Spark's `UnsupportedOperationChecker`, `RewriteExceptAll` and `ReplaceDi
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -15,9 +16,21 @@ from pyspark.sql import DataFrame
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.errors import PlanRefusedError
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
-from dagster_checkpoints.spark.query.plan_nodes import analyzed_nodes, is_event_time, items, nodes
+from dagster_checkpoints.spark.query.operators import keeping_state
+from dagster_checkpoints.spark.query.plan_nodes import (
+    analyzed_nodes,
+    children,
+    is_event_time,
+    is_time_column,
+    items,
+    nodes,
+    once,
+    optimized_nodes,
+    reads_streams,
+)
 from dagster_checkpoints.spark.query.spark_advice import advice_on_event_time
 from dagster_checkpoints.spark.query.stage_calls import StageCall
+from dagster_checkpoints.spark.query.stateful_nodes import PROCESSOR
 
 _OF_MICRO_BATCHES = {
     "FlatMapGroupsInPandas": "applyInPandas",
@@ -28,6 +41,15 @@ _OF_MICRO_BATCHES = {
 """By plan node, the method of a groupBy whose function gets the rows that a group has in one micro-batch."""
 _EXCEPT, _EXCEPT_ALL = "Except", "Except All"
 _AGGREGATE = "Aggregate"
+_READS: dict[str, Callable[[Any], Iterable[Iterable[Any]]]] = {
+    _AGGREGATE: lambda node: [items(node.groupingExpressions())],
+    "Join": lambda node: [items(side.output()) for side in children(node)] if reads_streams(node) else [],
+    **dict.fromkeys(
+        ("Deduplicate", "DeduplicateWithinWatermark", "FlatMapGroupsInPandasWithState", PROCESSOR),
+        lambda node: [items(node.child().output())],
+    ),
+}
+"""By plan node with state, the columns among which Spark looks for the event time; of a join, by side."""
 _CHECKED = frozenset({*_OF_MICRO_BATCHES, _EXCEPT, _EXCEPT_ALL, _AGGREGATE})
 
 
@@ -83,6 +105,47 @@ def check_operators(pipeline: Pipeline, call: StageCall, frame: DataFrame, *, di
             )
         if problem:
             raise PlanRefusedError(call.stage.name, call.context.instance, f"its result ({call.stage.location}) {problem}")
+
+
+def check_event_time_columns(calls: Sequence[StageCall], outputs: Mapping[str, DataFrame]) -> None:
+    """Check that each operator with state reads one event-time column at most: Spark finds others in the first micro-batch.
+
+    Args:
+        calls: The stages of the chain, in order.
+        outputs: The result of each of them; of the last one, a stream.
+
+    Raises:
+        RefusedAtStage: An operator reads several, and its stage may begin a query of its own, to which one event time comes.
+        PlanRefusedError: An operator reads several.
+    """
+    if not _event_times(outputs[calls[-1].stage.name]):  # what the last stage leaves out, Spark drops in front of the operator
+        return
+    position, times = next((n, found) for n, call in enumerate(calls) if (found := _event_times(outputs[call.stage.name])))
+    stage, named = calls[position].stage, " and ".join(map(repr, times))
+    if position and stage.inputs:
+        raise RefusedAtStage(stage.name, f"its operator with state would read several event times, {named}")
+    raise PlanRefusedError(
+        stage.name,
+        calls[position].context.instance,
+        f"its result ({stage.location}) has an operator with state (a group, a join, dropDuplicates, a processor) behind columns "
+        f"that are both event time, {named}. Spark accepts it, but allows one, and fails in the first micro-batch. Select one of "
+        f"them in front of that operator, or make the other a plain time: F.timestamp_micros(F.unix_micros({times[-1]!r})).",
+    )
+
+
+@once
+def _event_times(frame: DataFrame) -> list[str]:
+    """The event-time columns that an operator with state reads, if there are several; of the lowest such operator."""
+    if not frame.isStreaming or not keeping_state(frame):
+        return []
+    for each in reversed(optimized_nodes(frame)):
+        if each.name not in _READS or not each.of.isStreaming():
+            continue
+        for columns in _READS[each.name](each.of):
+            times = {column.exprId().id(): column.name() for column in columns if is_time_column(column)}
+            if len(times) > 1:
+                return list(times.values())
+    return []
 
 
 def _leaves_out_event_time(below: Any) -> bool:

@@ -68,6 +68,11 @@ def is_event_time(column: Any) -> bool:
     return bool(column.metadata().contains("spark.watermarkDelayMs"))
 
 
+def is_time_column(key: Any) -> bool:
+    """Whether an expression of a plan is a column that carries a watermark."""
+    return key.nodeName() == "AttributeReference" and is_event_time(key)
+
+
 def nodes(plan: Any) -> Iterator[Any]:
     """A plan's nodes, from the top down."""
     yield plan
@@ -112,7 +117,13 @@ def streams_of_batch(plan: Any) -> list[Any]:
 @once
 def stream_joins(frame: DataFrame) -> tuple[Any, ...]:
     """The joins of two streams in a DataFrame's analyzed plan."""
-    return tuple(each.of for each in analyzed_nodes(frame) if each.name == "Join" and _reads_streams(each.of))
+    return tuple(each.of for each in analyzed_nodes(frame) if each.name == "Join" and reads_streams(each.of))
+
+
+@once
+def optimized_nodes(frame: DataFrame) -> tuple[PlanNode, ...]:
+    """The nodes of what Spark's optimizer makes of a DataFrame's analyzed plan, from the top down."""
+    return tuple(_walk(frame.sparkSession._jsparkSession.sessionState().optimizer().execute(analyzed(frame))))
 
 
 @once
@@ -120,11 +131,11 @@ def optimized_joins(frame: DataFrame) -> tuple[Any, ...]:
     """The joins of two streams in what Spark's optimizer makes of a DataFrame's plan; it makes none where there was none."""
     if not stream_joins(frame):
         return ()
-    optimized = frame.sparkSession._jsparkSession.sessionState().optimizer().execute(analyzed(frame))
-    return tuple(node for node in nodes(optimized) if node.nodeName() == "Join" and _reads_streams(node))
+    return tuple(each.of for each in optimized_nodes(frame) if each.name == "Join" and reads_streams(each.of))
 
 
-def _reads_streams(join: Any) -> bool:
+def reads_streams(join: Any) -> bool:
+    """Whether a join's inputs are streams."""
     return all(child.isStreaming() for child in children(join))
 
 

@@ -45,7 +45,7 @@ from dagster_checkpoints.spark.query.join_checks import (
     check_time_keys,
     check_unmatched_rows,
 )
-from dagster_checkpoints.spark.query.operator_checks import check_operators
+from dagster_checkpoints.spark.query.operator_checks import check_event_time_columns, check_operators
 from dagster_checkpoints.spark.query.operators import keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import (
     ROWS_OF_NO_STREAM,
@@ -191,6 +191,7 @@ def build_plan(
         available[call.stage.name] = outputs[call.stage.name] = frame
     assert frame is not None
     _check_columns(calls[-1], frame)
+    check_event_time_columns(calls, outputs)
     streams_of = positions(frame, fused, stand_ins) if stand_ins is not None else {}
     if meeting is not None and stand_ins is not None:
         check_fused(meeting, pipeline, fused, stand_ins, streams_of, len(streams(frame)))
@@ -424,8 +425,8 @@ def _check_supported(pipeline: Pipeline, call: StageCall, frame: DataFrame, posi
     mode = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[call.stage.output_mode]()
     try:
         checker.checkForStreaming(analyzed(frame), mode)
-    except AnalysisException as error:
         optimized_joins(frame)
+    except AnalysisException as error:
         if position and call.stage.inputs:
             raise RefusedAtStage(call.stage.name, text_of_error(error)) from error
         raise PlanRefusedError(
