@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from dagster_checkpoints.cli.app import app
-from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
+from dagster_checkpoints.pipeline import Pipeline, Quarantine, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.spark.stored_state import export_checkpoint, import_checkpoint
 from dagster_checkpoints.state import ExportRefused, ImportRefused
 from tests.spark.plain_programs import LATENESS, PROGRAMS, ROWS
@@ -68,6 +68,43 @@ def test_what_does_not_fit_is_refused_by_name(lab: Any) -> None:
     assert "found both" in refusal(*other(windows), output=output, last_batch=1)
     shutil.rmtree(checkpoint / "state/0/1")
     assert "was not copied completely" in refusal(*other(windows), output=output)
+
+
+def test_stages_with_a_quarantine_take_a_plain_query_over(lab: Any) -> None:
+    """Its source and its windows get one: the query is divided with its state, and rows are refused from then on."""
+    there = Takeover(lab, PROGRAMS["windows"])
+    checkpoint, output = there.folder / "checkpoint", there.folder / "plain"
+    there.put(3)
+    there.run_plain(checkpoint, output)
+    plain = len(there.all["left"])
+    of_source = Quarantine({"is_no_five": "v % 5 > 0"}, sink=lab.sink("fives"), most_share=0.9)
+
+    @unbounded_source(watermark=("ts", LATENESS), quarantine=of_source)
+    def left(context: Any) -> Any:
+        return there.read("left")
+
+    @stage(sink=lab.sink(), quarantine=Quarantine({"is_even": "n % 2 = 0"}, sink=lab.sink("odd")))
+    def windows(left: Any) -> Any:
+        return PROGRAMS["windows"].result(left)
+
+    pipeline = Pipeline("taken", [left, windows])
+    target = str(there.folder / "savepoints")
+    taken = import_checkpoint(lab.spark, pipeline, str(checkpoint), stage="windows", target=target, output=str(output))
+    assert "new: 'left_refused', 'windows_refused' begin without state." in taken.changes
+    there.put(3)
+    job = lab.start(pipeline, interval=0.5, restore_from=taken.url)
+    job.wait_until(lambda: lab.count("fives") > 0)
+    there.put(1)
+    job.wait_until(lambda: sum(job.execution.rows().get(name, 0) for name in ("left", "left_refused")) == 4 * 24)
+    job.drain()
+    job.finished()
+    later = there.all["left"][plain:]
+    assert sorted(row[:3] for row in lab.committed("fives")) == sorted(row for row in later if row[2] % 5 == 0)
+    read = there.all["left"][:plain] + [row for row in later if row[2] % 5]
+    expected = lab.rows(PROGRAMS["windows"].expected(lab.spark.createDataFrame(read, ROWS)))
+    found = [row[:4] for row in lab.committed("odd")]
+    assert found and all(row[3] % 2 for row in found)
+    assert sorted(found + lab.committed() + there.outputs[0].rows()) == sorted(expected)
 
 
 def test_what_cannot_go_on_as_a_plain_query(lab: Any) -> None:
