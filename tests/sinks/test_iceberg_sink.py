@@ -50,6 +50,23 @@ def test_the_snapshot_says_who_committed_what(lake: Lake) -> None:
     assert lake.table.properties["dagster-checkpoints/flights/delays/0/job-1.h1/since-0"] == "42"
 
 
+def test_another_sink_creates_the_namespace_at_the_same_moment(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a stage and of its refused rows do with their first rows."""
+    sink = lake.opened()
+    real = SqlCatalog.namespace_exists
+
+    def seen_before(self: SqlCatalog, identifier: Any) -> bool:
+        monkeypatch.setattr(SqlCatalog, "namespace_exists", real)
+        lake.catalog.create_namespace("shops")
+        return False
+
+    monkeypatch.setattr(SqlCatalog, "namespace_exists", seen_before)
+    sink.commit(lake.staged(sink, 1, 5))
+    assert SqlCatalog.namespace_exists is real
+    found = lake.found()
+    assert found is not None and found.to_pylist() == [{"n": 5}]
+
+
 def test_a_commit_whose_outcome_is_unknown_is_looked_up(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = lake.opened()
     text = lake.staged(sink, 1, 1)

@@ -183,7 +183,7 @@ class IcebergLog(TableLog):
         return described(file, metadata, self.opened, partition)
 
     def create(self, schema: str, partition_by: Sequence[str], numbers: Mapping[str, int]) -> Table:
-        from pyiceberg.exceptions import NamespaceAlreadyExistsError, TableAlreadyExistsError
+        from pyiceberg.exceptions import TableAlreadyExistsError
         from pyiceberg.partitioning import PartitionField, PartitionSpec
         from pyiceberg.schema import Schema
         from pyiceberg.transforms import IdentityTransform
@@ -196,8 +196,11 @@ class IcebergLog(TableLog):
         with self._reached("create"):
             catalog = self._open_catalog(create=True)
             assert catalog is not None
-            with suppress(NamespaceAlreadyExistsError):
+            try:
                 catalog.create_namespace_if_not_exists(self._identifier[:-1])
+            except Exception:  # a SQL catalog looks for it, and inserts it: the sink of another table may have done so in between
+                if not catalog.namespace_exists(self._identifier[:-1]):
+                    raise
             properties = {**_OF_NEW_TABLES, **{name: str(number) for name, number in numbers.items()}}
             with suppress(TableAlreadyExistsError):
                 catalog.create_table(self._identifier, columns, partition_spec=PartitionSpec(*fields), properties=properties)
