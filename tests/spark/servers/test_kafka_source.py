@@ -16,12 +16,13 @@ from typing import Any, ClassVar
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import functions as F
 
 from bench.kafka_broker import KafkaBroker, add_connector
 from dagster_checkpoints.control.status import read_status
 from dagster_checkpoints.coordination import FixedDelayRestart
-from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
-from dagster_checkpoints.sinks import ParquetSink
+from dagster_checkpoints.pipeline import Pipeline, Quarantine, Stage, StageInput, bounded_source, stage, unbounded_source
+from dagster_checkpoints.sinks import KafkaSink, ParquetSink
 from dagster_checkpoints.spark.errors import SourceRowsLostError
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted
 from dagster_checkpoints.spark.query.kafka_lag import rows_behind
@@ -46,6 +47,47 @@ def reading(lab: Any, kafka: KafkaBroker, topic: str, **options: Any) -> Any:
 
 def as_rows(messages: Any) -> Any:
     return messages.selectExpr("CAST(value AS STRING) AS text", "partition", "offset")
+
+
+def test_messages_that_are_no_json_go_to_a_topic_of_their_own(kafka_lab: Any, kafka: KafkaBroker, tmp_path: Path) -> None:
+    """Also those without a value or without text: Spark parses them as null, in which no corrupt record is noted."""
+    lab = kafka_lab
+    for topic in ("orders", "dead", "large"):
+        kafka.create_topic(topic)
+    wrong: list[Any] = [None, b"", b" ", b"null", b"[]", b"no JSON", b'{"n": "none"}', b"7", b"\xff {"]
+    kafka.send("orders", [*[f'{{"n": {n}}}' for n in range(20)], *wrong])
+    dead = KafkaSink("dead", kafka.servers, staging=tmp_path / "dead", value="value", headers=["refused_by"])
+    parsed = Quarantine(
+        {"has_value": "value IS NOT NULL", "is_parsed": "row IS NOT NULL AND row._corrupt_record IS NULL"}, sink=dead
+    )
+
+    @unbounded_source(quarantine=parsed)
+    def messages(context: Any) -> Any:
+        row = F.from_json(F.col("value").cast("string"), "n long, _corrupt_record string")
+        return reading(lab, kafka, "orders", maxOffsetsPerTrigger=5).select(
+            "value", row.alias("row"), row["_corrupt_record"].alias("text")
+        )
+
+    @stage(
+        sink=KafkaSink("large", kafka.servers, staging=tmp_path / "large"),
+        quarantine=Quarantine({"is_large": "n >= 15"}, sink=lab.sink("small")),
+    )
+    def large(messages: Any) -> Any:
+        return messages.selectExpr("row.n")
+
+    job = lab.start(Pipeline("p", [messages, large]), interval=0.5)
+    job.wait_until(lambda: kafka.count("dead") > 0)
+    job.cancel()
+    job.result()
+    job = lab.start(Pipeline("p", [messages, large]), interval=0.5)
+    job.wait_until(lambda: sum(job.execution.rows().get(name, 0) for name in ("messages", "messages_refused")) == 29)
+    job.drain()
+    job.finished()
+    found = [(each.value(), dict(each.headers())["refused_by"].decode()) for each in kafka.messages("dead")]
+    expected = [(None, "has_value, is_parsed"), *((value, "is_parsed") for value in wrong if value is not None)]
+    assert sorted(found, key=repr) == sorted(expected, key=repr)
+    assert sorted(json.loads(each.value())["n"] for each in kafka.messages("large")) == [*range(15, 20)]
+    assert sorted(row[0] for row in lab.committed("small")) == [*range(15)]
 
 
 class BatchSizes(ParquetSink):
