@@ -38,3 +38,11 @@ class AttemptSettings:
     ended_sources: frozenset[tuple[str, str]] = frozenset()
     vertices: Set[str] | None = None
     recorder: Recorder | None = None
+
+    def token_of_instance(self, index: int) -> str:
+        """A text that differs between any two executions of instances of a stage: sinks name their transactions by it.
+
+        Args:
+            index: The index of the instance.
+        """
+        return f"{self.token}-{index}"

@@ -85,8 +85,15 @@ class TaskSinks:
         """
         stage = self._pipeline.stage(instance.stage)
         assert stage.sink is not None
-        context = replace(self._context(stage, 0), instance=instance.name, index=instance.index, parallelism=instance.parallelism)
+        context = replace(
+            self._context(stage, 0),
+            instance=instance.name,
+            index=instance.index,
+            parallelism=instance.parallelism,
+            attempt=self._settings.token_of_instance(instance.index),
+        )
         return TaskSink(stage.sink.new_instance(), context, self._spark, schema, folder.scratch / "sink")
 
     def _context(self, stage: Stage, index: int) -> SinkContext:
-        return sink_context(self._pipeline, stage, index, self._ownership, self._settings.job_id, self._settings.token)
+        attempt = self._settings.token_of_instance(index)
+        return sink_context(self._pipeline, stage, index, self._ownership, self._settings.job_id, attempt)

@@ -40,7 +40,7 @@ def sink_context(
         index: The index of the stage's instance.
         ownership: The run's ownership of the pipeline; None if there are no owners.
         job_id: The job's id; the job need not have begun.
-        attempt: A token that differs between attempts; empty before the first attempt.
+        attempt: The unique token of this execution of the instance; empty before the first attempt.
     """
     return SinkContext(
         pipeline=pipeline.name,
