@@ -42,7 +42,8 @@ class Quarantine:
     Args:
         conditions: By name, the conditions that every row has to meet: Spark's SQL (`"amount > 0"`), or a function from the
             DataFrame of the rows to a Column. A row passes if the condition is true; it is refused if that is false or null.
-        sink: Where refused rows are committed to: one without `key=`, since it has to keep each row. They have no order.
+        sink: Where refused rows are committed to: one without `key=` and `overwrite_partitions=`, since it has to keep each row.
+            They have no order.
         most_rows: Largest number of rows that an instance may refuse between two commits; None for no limit. Above it, the
             checkpoint is declined, as by a blocking check: no reader sees the rows, refused or not.
         most_share: Largest share of the rows that may be refused, from 0 to 1, counted in the same way; None for no limit.
@@ -121,6 +122,12 @@ def checked_quarantine(
         raise InvalidQuarantineError(
             f"{where}: expected a sink for refused rows that keeps each of them, found {quarantine.sink!r} with key=: of two "
             "refused rows with one key it keeps one, and which one is not known: refused rows have no order. Leave out key=."
+        )
+    if getattr(quarantine.sink, "overwrite_partitions", False):
+        raise InvalidQuarantineError(
+            f"{where}: expected a sink for refused rows that keeps each of them, found {quarantine.sink!r}: where a later job "
+            "refuses rows, those of earlier jobs vanish from the partition; where it refuses none, they stay. "
+            "Leave out overwrite_partitions=."
         )
     if any(check.name == CHECK for check in checks):
         raise InvalidQuarantineError(

@@ -94,6 +94,14 @@ def taken(rows: Any) -> bool:
             {"quarantine": Quarantine(GOOD, SqlSink("sqlite:////never.db", "refused", key="k"))},
             r"Stage 'orders' .* keeps each of them, found SqlSink\(.*key=\['k'\].* with key=: of two refused rows with one key",
         ),
+        (
+            {
+                "quarantine": Quarantine(
+                    GOOD, DeltaSink("/never", partition_by="day", overwrite_partitions=True, at_new_start="keep")
+                )
+            },
+            r"Stage 'orders' .* keeps each of them, found DeltaSink\('/never', overwrite_partitions=True\): where a later job",
+        ),
         ({"quarantine": Quarantine(GOOD, SINK), "checks": [taken]}, "Stage 'orders' .* expected no check 'quarantine'"),
     ],
 )
