@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from dagster_checkpoints.coordination import FixedDelayRestart
-from dagster_checkpoints.pipeline import Pipeline, stage, unbounded_source
+from dagster_checkpoints.pipeline import Pipeline, Quarantine, StageInput, stage, unbounded_source
 from dagster_checkpoints.spark.files.hadoop_path import HadoopPath
 from dagster_checkpoints.spark.files.work_path import entries_of, local_copies, place, remove_tree, rename, rows_of, size_of, url
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobRestarting, JobStarted
@@ -144,6 +145,70 @@ def test_a_pipeline_on_hdfs_is_exact_through_suspend_restart_and_drain(lab: Any,
     # Spark's maintenance may store state after the query's end; the next run deletes it.
     assert not [file for file in left if "/state/" not in file], "nothing is left behind"
     assert not list((lab.folder / "scratch").rglob("*"))
+
+
+def test_refused_rows_on_hdfs(lab: Any, hdfs: Any) -> None:
+    """Each row in one of two tables, once, through a cancelled run, the loss of the attempt's directory, and a drain."""
+    rows = "k string, v long"
+    bits: dict[str, Any] = {f"bit_{bit}": f"v >> {bit} & 1 = 0" for bit in range(3)}
+    by_chance: dict[str, Any] = {"is_lucky": lambda rows: F.rand() < 0.5}
+
+    @unbounded_source
+    def live(context):
+        return lab.stream("live", rows)
+
+    @stage(
+        inputs={"live": StageInput(edge="all_to_all")},
+        instances=["x", "y"],
+        sink=lab.sink("passed"),
+        quarantine=Quarantine(bits | by_chance, sink=lab.sink("refused")),
+    )
+    def passed(live):
+        return live
+
+    @stage(sink=lab.sink("seen"))
+    def seen(passed):
+        return passed
+
+    def put(first: int) -> None:
+        for start in range(first, first + 120, 40):
+            lab.put("live", rows, [("ab"[v % 2], v) for v in range(start, start + 40)])
+
+    pipeline = Pipeline("refusing", [live, passed, seen])
+    elsewhere = {
+        "work_directory": RemoteDirectory(f"{hdfs.url}/a work/ü"),
+        "scratch_directory": lab.folder / "scratch",
+        "restart": FixedDelayRestart(3, 0.1),
+    }
+    put(0)
+    job = lab.start(pipeline, **elsewhere)
+    job.wait_until(lambda: lab.count("refused") > 0)
+    job.cancel()
+    job.result()
+
+    put(120)
+    job = lab.start(pipeline, **elsewhere)
+    job.wait_for(CheckpointDone)
+    work = RemoteDirectory(f"{hdfs.url}/a work/ü/refusing").open(lab.spark)
+    for attempt in entries_of(work):
+        remove_tree(attempt)  # as a clean-up by mistake would
+    put(240)
+    job.wait_for(JobRestarting)
+    job.wait_until(lambda: job.execution.rows().get("live") == 360)
+    job.drain()
+    job.finished()
+    refused = lab.committed("refused")
+    found = lab.committed("passed") + [row[:2] for row in refused]
+    assert sorted(found) == sorted(lab.rows(lab.table("live", rows)))
+    assert lab.committed("seen") == lab.committed("passed") and {row[1] % 8 for row in lab.committed("passed")} == {0}
+    for _, v, reasons, checkpoint in refused:
+        assert (
+            reasons.removesuffix(", is_lucky") == ", ".join(name for bit, name in enumerate(bits) if v >> bit & 1) or v % 8 == 0
+        )
+        assert checkpoint is not None
+    assert {row[2] for row in refused if row[1] % 8 == 0} == {"is_lucky"}
+    left = [str(file.path) for file in work.files_below()]
+    assert not [file for file in left if "/state/" not in file], "nothing is left behind"
 
 
 def test_a_name_node_that_is_away_and_a_full_directory_delay_and_lose_nothing(lab: Any, hdfs: Any) -> None:
