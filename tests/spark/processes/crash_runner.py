@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.coordination import CheckpointConfig, FixedDelayRestart, NoRestart
-from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, split_source, stage, unbounded_source
+from dagster_checkpoints.pipeline import (
+    Pipeline,
+    Quarantine,
+    Stage,
+    StageInput,
+    bounded_source,
+    split_source,
+    stage,
+    unbounded_source,
+)
 from dagster_checkpoints.sinks import DeltaSink, FileSink, IcebergSink, ParquetSink, SqlSink, TwoPhaseCommitSink
 from dagster_checkpoints.sources import FileSplits
 from dagster_checkpoints.spark.files import server_copies
@@ -45,9 +54,9 @@ class Settings:
     """The settings of a run.
 
     Attributes:
-        hold: "upload" (of a state file), "metadata" or "commit" (of a sink): the process stops at the `hold_at`-th one, counted
-            from the drain if `hold_draining`. Or "commit-savepoint": at a sink's commit of a stop's savepoint. Or "state":
-            before an instance takes its part of state that was written again.
+        hold: "upload" (of a state file), "metadata", "pre-commit", "commit" or "recover" (of a sink): the process stops at the
+            `hold_at`-th one, counted from the drain if `hold_draining`. Or "commit-savepoint": at a sink's commit of a stop's
+            savepoint. Or "state": before an instance takes its part of state that was written again.
         hold_seconds: How long a thread of the process stops there; default: for ever.
         work: The work directory: a path below the folder or absolute, or a URL.
         storage: The URL of the storage; default: a directory below the folder.
@@ -66,6 +75,7 @@ class Settings:
         split_seconds: How long each of its splits takes at least.
         chained: "alone" or "read": the pipeline is that of :func:`chained_pipeline`, without or with a reader inside its chain.
         sink: A name of SINKS: the pipeline is that of :func:`sink_pipeline`.
+        refused: Another one: the pipeline is that of :func:`refusing_pipeline`.
         spark: Settings of the session.
         repartition_state: Whether restored state gets as many partitions as these settings say.
         allow_non_restored_state: Whether the state of stages that the pipeline does not have any more is left behind.
@@ -93,6 +103,7 @@ class Settings:
     regions: bool = False
     chained: str = ""
     sink: str = ""
+    refused: str = ""
     splits: str = ""
     split_seconds: float = 0.3
     spark: dict[str, Any] = field(default_factory=lambda: {"spark.master": "local[2]"})
@@ -166,7 +177,18 @@ class HoldingStore:
 
 
 class Holding(TwoPhaseCommitSink):
-    """A sink that holds the process before a commit."""
+    """A sink that holds the process when it has pre-committed rows, and before it commits or recovers rows."""
+
+    def pre_commit(self, checkpoint_id: int) -> str | None:
+        transaction = super().pre_commit(checkpoint_id)
+        if RECORDER is not None and transaction is not None:
+            RECORDER.moment("pre-commit")
+        return transaction
+
+    def recover(self, committed: Sequence[str], *, restored: int | None = None) -> None:
+        if RECORDER is not None and committed:
+            RECORDER.moment("recover")
+        super().recover(committed, restored=restored)
 
     def commit(self, transaction: str) -> None:
         if RECORDER is not None:
@@ -196,13 +218,14 @@ class HoldingIcebergSink(Holding, IcebergSink):
     pass
 
 
-SINKS: Mapping[str, Callable[[Path], TwoPhaseCommitSink]] = {
-    "parquet": lambda folder: HoldingSink(folder / "hours"),
-    "files": lambda folder: HoldingFileSink(folder / "hours"),
-    "sql": lambda folder: HoldingSqlSink(f"sqlite:///{folder}/hours.db", "hours"),
-    "delta": lambda folder: HoldingDeltaSink(folder / "hours"),
-    "iceberg": lambda folder: HoldingIcebergSink("lake.hours", warehouse=folder / "lake"),
+SINKS: Mapping[str, Callable[[Path, str], TwoPhaseCommitSink]] = {
+    "parquet": lambda folder, name: HoldingSink(folder / name),
+    "files": lambda folder, name: HoldingFileSink(folder / name),
+    "sql": lambda folder, name: HoldingSqlSink(f"sqlite:///{folder}/hours.db", name),
+    "delta": lambda folder, name: HoldingDeltaSink(folder / name),
+    "iceberg": lambda folder, name: HoldingIcebergSink(f"lake.{name}", warehouse=folder / "lake"),
 }
+"""Each with the folder and the name of the table."""
 
 
 class HoldingState(moved_state.MovedState):
@@ -325,11 +348,32 @@ def sink_pipeline(folder: Path, source: str, sink: str) -> Pipeline:
     def live(context):
         return stream(context.spark, source, "live-a")
 
-    @stage(sink=SINKS[sink](folder))
+    @stage(sink=SINKS[sink](folder, "hours"))
     def hours(live):
         return in_numbers(in_hours(live.withColumnRenamed("k", "name")))
 
     return Pipeline("crashing", [live, hours])
+
+
+def refusing_pipeline(folder: Path, source: str, sink: str, refused: str) -> Pipeline:
+    """A live feed whose rows are in one of two tables each, by a condition that answers differently when it is asked again."""
+    by_chance = Quarantine(
+        {"is_lucky": lambda rows: F.rand() < 0.5, "is_even": "v % 2 = 0"}, sink=SINKS[refused](folder, "refused")
+    )
+
+    @unbounded_source(instances=("a", "b"))
+    def live(context):
+        return stream(context.spark, source, f"live-{context.instance}")
+
+    @stage(instances=("a", "b"), sink=SINKS[sink](folder, "passed"), quarantine=by_chance)
+    def passed(live):
+        return live.select(F.unix_seconds("ts").alias("start"), F.col("k").alias("name"), "v", F.lit(1).alias("n"))
+
+    @stage(sink=SINKS[sink](folder, "hours"), inputs={"passed": StageInput(edge="all_to_all")})
+    def hours(passed):
+        return passed.where("v >= 0")
+
+    return Pipeline("crashing", [live, passed, hours])
 
 
 def chained_pipeline(folder: Path, source: str, *, read: bool) -> Pipeline:
@@ -413,6 +457,8 @@ def main() -> None:
         made = (fused_pipeline if settings.fused else regions_pipeline)(folder, source)
     if settings.sink:
         made = sink_pipeline(folder, source, settings.sink)
+    if settings.refused:
+        made = refusing_pipeline(folder, source, settings.sink, settings.refused)
     if settings.splits:
         made = splits_pipeline(folder, source, settings.splits, settings.run_id, settings.split_seconds)
     if settings.chained:

@@ -35,25 +35,24 @@ CELLS = {
 """The point; the sink; whether the Python process is killed alone, or with its JVM."""
 
 
-def rows_of(folder: Path, sink: str, lab: Any) -> Sequence[tuple[Any, ...]]:
-    """What a reader of the sink sees."""
+def rows_of(folder: Path, sink: str, lab: Any, name: str = "hours") -> Sequence[tuple[Any, ...]]:
+    """What a reader of the sink sees of these columns."""
+    columns = ["start", "name", "v", "n"]
     match sink:
-        case "parquet":
-            return lab.committed("hours")  # type: ignore[no-any-return]
-        case "files":
-            return lab.rows(lab.spark.read.parquet(str(folder / "hours")))  # type: ignore[no-any-return]
+        case "parquet" | "files":
+            return lab.rows(lab.spark.read.parquet(str(folder / name)).select(columns))  # type: ignore[no-any-return]
         case "sql":
             with closing(sqlite3.connect(folder / "hours.db")) as database:
-                return database.execute("SELECT start, name, v, n FROM hours").fetchall()
+                return database.execute(f"SELECT {', '.join(columns)} FROM {name}").fetchall()
         case "delta":
-            table = DeltaTable(folder / "hours").to_pyarrow_table()
+            table = DeltaTable(folder / name).to_pyarrow_table()
         case "iceberg":
             catalog = load_catalog("default", type="sql", uri=f"sqlite:///{folder}/lake/catalog.db")
-            table = catalog.load_table("lake.hours").scan().to_arrow()
+            table = catalog.load_table(f"lake.{name}").scan().to_arrow()
             catalog.close()
         case _:
             raise AssertionError(f"{sink} has no reader here")
-    return [tuple(row.values()) for row in table.select(["start", "name", "v", "n"]).to_pylist()]
+    return [tuple(row.values()) for row in table.select(columns).to_pylist()]
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -87,3 +86,56 @@ def test_a_kill(lab: Any, start: Callable[..., Child], cell: str) -> None:
     last.finished()
     rows = lab.table("live-a", ROWS).where(f"v < {put}").withColumnRenamed("k", "name")
     assert sorted(rows_of(lab.folder, sink, lab)) == sorted(lab.rows(crash_runner.in_numbers(crash_runner.in_hours(rows))))
+
+
+KILLS: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
+    "recovery": (
+        "sql",
+        "files",
+        [{"hold": "pre-commit", "hold_at": 3}, {"hold": "commit", "hold_at": 2}, {"hold": "recover", "hold_at": 2}],
+    ),
+    "last-commit": (
+        "iceberg",
+        "delta",
+        [{"hold": "commit", "hold_at": 2}, {"hold": "commit", "hold_at": 2, "hold_draining": True}],
+    ),
+}
+"""The sinks of the rows that pass and of those that are refused, and where each run is held and killed: when a part of the sinks
+has pre-committed; when a part has committed; when a part has recovered after that; when a part has committed at the end."""
+
+
+@pytest.mark.parametrize("kill", KILLS)
+def test_a_kill_of_a_pipeline_with_a_quarantine(lab: Any, start: Callable[..., Child], kill: str) -> None:
+    """Each row is in one of the two tables, once, although its condition would answer differently when it is asked again."""
+    sink, refused, runs = KILLS[kill]
+    put = 0
+
+    def more(files: int) -> None:
+        nonlocal put
+        for number in range(put, put + files):
+            for name in "ab":
+                lab.put(f"live-{name}", ROWS, [(name, lab.at(60 * m), m) for m in range(20 * number, 20 * number + 20)])
+        put += files
+
+    for number, held in enumerate(runs):
+        more(3)
+        if held.get("hold_draining"):
+            drain_when_consumed(lab.folder, {"live": 40 * put})
+        child = start(f"killed-{number}", sink=sink, refused=refused, interval=0.5, **held)
+        child.wait_for("Holding")
+        child.kill()
+    if kill != "last-commit":
+        more(2)
+    pipeline = crash_runner.refusing_pipeline(lab.folder, str(lab.folder / "input"), sink, refused)
+    last = lab.start(pipeline, interval=0.5, lease_seconds=6.0)
+    last.wait_until(lambda: last.over or last.execution.rows().get("live") == 40 * put)
+    if not last.over:
+        last.drain()
+    last.finished()
+    passed, apart, hours = (
+        rows_of(lab.folder, *of) for of in ((sink, lab, "passed"), (refused, lab, "refused"), (sink, lab, "hours"))
+    )
+    read = [(int(lab.at(60 * m).timestamp()), name, m, 1) for m in range(20 * put) for name in "ab"]
+    assert sorted([*passed, *apart]) == sorted(read)
+    assert sorted(hours) == sorted(passed)
+    assert all(row[2] % 2 == 0 for row in passed) and any(row[2] % 2 == 0 for row in apart)
