@@ -94,7 +94,7 @@ def status_as_text(
         ("run", run),
         ("job", f"{status.job_id}" + (f", attempt {status.attempt}" if status.attempt > 1 else "")),
         ("roots", ", ".join(status.roots)),
-        ("newest", _checkpoint_summary(status.last_checkpoint) if status.last_checkpoint else "no checkpoint in this run yet"),
+        ("newest", _newest(state, status.last_checkpoint)),
         *_slowest(status.last_checkpoint),
         *_counts(status),
     )
@@ -143,6 +143,14 @@ def _silences(status: PipelineStatus) -> list[RenderableType]:
                     names.append(stage.name)
                 found[chain] = names, Silence(seconds, silence.doing, silence.words, silence.local)
     return [Text(silence_text(names, silence), style="yellow") for names, silence in found.values()]
+
+
+def _newest(state: PipelineState, last: CompletedCheckpointStatus | None) -> str:
+    """The newest checkpoint of the run: the state names it when it is complete, the status some seconds later."""
+    named = state.newest
+    if named is not None and named.epoch == state.epoch and (last is None or named.checkpoint_id > last.checkpoint_id):
+        return f"{named.kind} {named.checkpoint_id}, {age_in_words(named.completed_at)} ago"
+    return _checkpoint_summary(last) if last is not None else "no checkpoint in this run yet"
 
 
 def _checkpoint_summary(last: CompletedCheckpointStatus) -> str:

@@ -716,6 +716,18 @@ def test_watch_once_and_when_nothing_runs(world: Any) -> None:
     assert "not running" in world.cli("watch", code=3).output
 
 
+def test_the_newest_checkpoint_is_named_before_the_next_status(local: Any) -> None:
+    local.run()
+    local.checkpoint(42)
+    local.status()
+    for command in (["show"], ["watch", "--once"]):
+        assert "checkpoint 42, " in local.cli(*command).output and "took " in local.cli(*command).output
+    local.checkpoint(43)
+    for command in (["show"], ["watch", "--once"]):
+        shown = local.cli(*command).output
+        assert "checkpoint 43, " in shown and "checkpoint 42, " not in shown
+
+
 def test_watch_follows_until_the_run_has_ended(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     local.run()
     local.status(sequence=1)
