@@ -33,6 +33,7 @@ from dagster_checkpoints.control import (
     PipelineControl,
     PipelineStatus,
     RequestHandle,
+    RequestTimedOut,
 )
 from dagster_checkpoints.execution.job_requests import BoundedSources
 from dagster_checkpoints.files.urls import url_scheme
@@ -133,19 +134,34 @@ def savepoint(options: StorageOptions, sending: RequestOptions, target: str | No
     show_default=True,
     help="Of a drain: end bounded sources where they are, or read them to their end first, while unbounded sources go on.",
 )
+@click.option(
+    "--when-caught-up",
+    is_flag=True,
+    help="Of a drain: wait until every source has read what is there, for at most --deadline, and ask for it then.",
+)
 @_target
 @_name
 @request_options
 @storage_options
 def stop(
-    options: StorageOptions, sending: RequestOptions, drain: bool, bounded: BoundedSources, target: str | None, name: str | None
+    options: StorageOptions,
+    sending: RequestOptions,
+    drain: bool,
+    bounded: BoundedSources,
+    when_caught_up: bool,
+    target: str | None,
+    name: str | None,
 ) -> None:
     """Stop the running pipeline with a savepoint: rows before it are committed, rows after it are not processed.
 
     By default the pipeline is suspended, and its next run resumes from that savepoint. If the savepoint fails, a suspended
     pipeline runs on; one that was to be drained restarts from its latest checkpoint.
     """
+    if when_caught_up and not drain:
+        raise UsageProblem("--when-caught-up is only for a drain: what a suspended pipeline has not read, its next run reads")
     with _control(options) as control:
+        if when_caught_up:
+            _wait_until_caught_up(control, sending.deadline)
         behind = _behind(control) if drain else []
         handle = control.stop(
             drain=drain,
@@ -220,6 +236,35 @@ def _behind(control: PipelineControl) -> list[str]:
         for instance in stage.instances
         if instance.caught_up is False and not stage.inputs
     ]
+
+
+def _wait_until_caught_up(control: PipelineControl, seconds: float) -> None:
+    """Wait until the run says of every source that it has ended, or read what is there; by a status that is new since the call.
+
+    Raises:
+        RequestTimedOut: Some have not within that time.
+    """
+    until, first = monotonic() + seconds, None
+    while (state := control.state()) is not None and state.lease is not None:
+        status = _status(control)
+        waits = [
+            f"{stage.name}[{instance.name}]"
+            for stage in (status.stages if status is not None else ())
+            for instance in stage.instances
+            if not (stage.inputs or stage.finished or instance.end_of_data or instance.caught_up)
+        ]
+        if status is not None:
+            first = status.sequence if first is None else first
+            if status.sequence > first and not waits:
+                return
+        if monotonic() >= until:
+            found = f"{', '.join(waits)} not caught up" if waits else "no new status of the run"
+            raise RequestTimedOut(
+                f"expected every source to have read what is there within {seconds_in_words(seconds)}, found {found}; no drain "
+                "was asked for. A feed is caught up when nothing new has come for a moment: let what writes it pause, or wait "
+                "longer (--deadline)"
+            )
+        _sleep(_STATUS_SECONDS)
 
 
 def _sleep(seconds: float) -> None:

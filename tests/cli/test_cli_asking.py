@@ -102,6 +102,43 @@ def test_a_drain_names_the_sources_that_had_more_to_read(local: Any) -> None:
     assert "caught up" not in local.cli("stop", "--drain").stderr
 
 
+def test_a_drain_waits_until_its_sources_have_caught_up(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    local.run()
+    asked = local.answering(_savepoint_made)
+
+    def status(number: int, *caught_up: bool | None, ended: bool = False) -> None:
+        found = [InstanceStatus(name=str(n), state="RUNNING", caught_up=each) for n, each in enumerate(caught_up)]
+        live = StageStatus(name="live", finished=False, instances=tuple(found), inputs={})
+        last = InstanceStatus(name="0", state="RUNNING", end_of_data=ended, caught_up=None)
+        history = StageStatus(name="history", finished=False, instances=(last,), inputs={})
+        reader = StageStatus(name="hours", finished=False, instances=(last,), inputs={"live": "pointwise"})
+        local.status(sequence=number, stages=(live, history, reader))
+
+    steps: list[Any] = [
+        lambda: None,
+        lambda: status(6, True, False, ended=True),
+        lambda: status(7, True, None, ended=True),
+        lambda: status(8, True, True),
+        lambda: status(9, True, True, ended=True),
+    ]
+    left, seen = iter(steps), []
+
+    def sleeps(_: float) -> None:
+        seen.append(len(asked))
+        next(left, lambda: None)()
+
+    monkeypatch.setattr(asking, "sleep", sleeps)
+    status(4, True, True, ended=True)  # it may be older than the last file
+    assert local.cli("stop", "--drain", "--when-caught-up").exit_code == 0
+    assert [request.drain for request in asked] == [True] and seen[: len(steps)] == [0] * len(steps)
+    clock = iter(range(0, 10_000, 10))
+    monkeypatch.setattr(asking, "monotonic", lambda: next(clock))
+    status(10, True, False)
+    refused = local.cli("stop", "--drain", "--when-caught-up", "--deadline", "30", code=4).stderr
+    assert "found live[1], history[0] not caught up; no drain was asked for" in " ".join(refused.split()) and len(asked) == 1
+    assert "only for a drain" in local.cli("stop", "--when-caught-up", code=2).stderr
+
+
 def test_a_drain_says_nothing_of_the_sources_of_an_earlier_run(local: Any) -> None:
     local.run()
     live = StageStatus(name="live", finished=False, instances=(InstanceStatus(name="0", state="RUNNING", caught_up=False),))
