@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
+import dagster as dg
 from pydantic import BaseModel, model_validator
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
@@ -18,6 +19,13 @@ from dagster_checkpoints.pipeline.names import suggestion
 
 class UnknownSettingError(DagsterCheckpointsError):
     """A given setting does not exist; usually its name is misspelt."""
+
+
+class InvalidSettingError(DagsterCheckpointsError):
+    """A setting has a value that cannot be checked where it is defined."""
+
+
+_VARIABLES = (dg.EnvVar, type(dg.EnvVar.int("PATH")))
 
 
 def refuse_unknown(kind: type[BaseModel], data: Mapping[str, Any]) -> None:
@@ -47,6 +55,7 @@ class KnownSettings(BaseModel):
 
     Raises:
         UnknownSettingError: A setting does not exist; the text names it and the most similar known settings.
+        InvalidSettingError: A setting that is no text is a `dg.EnvVar`.
         InvalidDurationError: A duration is no number of seconds but a text or a timedelta.
         pydantic.ValidationError: A number is not finite, or a truth value.
     """
@@ -56,6 +65,7 @@ class KnownSettings(BaseModel):
     def _refuse_unknown(cls, data: Any) -> Any:
         if isinstance(data, dict) and cls.model_config.get("extra") != "allow":
             refuse_unknown(cls, data)
+            cls._refuse_variables(data)
             given = {name: data[name] for name in cls._durations() if name in data}
             check_seconds(cls.__name__, **{name: value for name, value in given.items() if not _reads_as_number(value)})
         return data
@@ -71,6 +81,18 @@ class KnownSettings(BaseModel):
             if isinstance(value, bool) or not math.isfinite(value):
                 raise ValueError(f"{cls.__name__}({name}={value!r}): expected a finite number.")
         return data
+
+    @classmethod
+    def _refuse_variables(cls, data: Mapping[str, Any]) -> None:
+        """Refuse what Dagster would read from the environment when a run starts, for settings that are checked before."""
+        for name, field in cls.model_fields.items():
+            value, kinds = data.get(name), {field.annotation, *get_args(field.annotation)}
+            if isinstance(value, _VARIABLES) and not kinds & {str, Any}:
+                variable = repr(value.env_var_name)
+                raise InvalidSettingError(
+                    f"{cls.__name__}({name}=...): expected a value, found dg.EnvVar of {variable}, which is read for texts only, "
+                    f"when a run starts. Read the variable yourself, with its type: such as float(os.environ[{variable}])."
+                )
 
     @classmethod
     def _durations(cls) -> list[str]:

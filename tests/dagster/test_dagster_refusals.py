@@ -21,7 +21,7 @@ from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.plugin import resource
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
 from dagster_checkpoints.plugin.savepoints import SavepointCheckConfig, SavepointRetention
-from dagster_checkpoints.plugin.settings import UnknownSettingError
+from dagster_checkpoints.plugin.settings import InvalidSettingError, UnknownSettingError
 from dagster_checkpoints.plugin.stage_assets import REFUSED
 from dagster_checkpoints.spark.session.spark_session import SparkSettingError
 from dagster_checkpoints.storage import CheckpointStorage, LeaseRenewer, Owner, open_store
@@ -342,6 +342,16 @@ def test_a_misspelt_setting_is_refused_and_the_nearest_is_named(kind: Any, missp
     name = list(misspelt)[-1]
     with pytest.raises(UnknownSettingError, match=rf"{kind.__name__} has no setting '{name}'. Did you mean '{meant}'"):
         kind(**misspelt)
+
+
+@pytest.mark.parametrize("variable", [dg.EnvVar("SECONDS"), dg.EnvVar.int("SECONDS")], ids=["text", "int"])
+@pytest.mark.parametrize("setting", ["interval", "retained", "share_java_classes", "batch_seconds", "timeout"])
+def test_a_variable_where_no_text_is_expected_is_refused_by_name(setting: str, variable: Any) -> None:
+    """It was read as its own name, or as 0."""
+    found = rf"\({setting}=\.\.\.\): expected a value, found dg.EnvVar of 'SECONDS'.*os.environ\['SECONDS'\]"
+    with pytest.raises(InvalidSettingError, match=found):
+        CheckpointCoordinatorResource(**{setting: variable})
+    CheckpointCoordinatorResource(storage=dg.EnvVar("STORAGE"), work_directory=dg.EnvVar("WORK"))
 
 
 class Ours(CheckpointCoordinatorResource):
