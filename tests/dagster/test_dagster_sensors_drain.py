@@ -13,6 +13,7 @@ import pytest
 
 from dagster_checkpoints import Pipeline
 from dagster_checkpoints.control import PipelineControl
+from dagster_checkpoints.plugin.sensors import conditions
 from dagster_checkpoints.plugin.stage_assets import LIVE
 from dagster_checkpoints.sensors import (
     DrainCondition,
@@ -234,6 +235,42 @@ def test_materialized_assets_count_since_the_job_began(ticking: Any, owner: Owne
     later = owner(meeting_pipeline, "run-3")
     assert "not materialized since" in ticks()  # an event that ended one job does not end the next
     assert later.serve() == []
+
+
+def test_the_commits_of_a_stage_that_runs_for_months_are_read_by_one_tick_each(
+    ticking: Any, owner: Owner, meeting_pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tick that reads all of them takes longer each day, until Dagster ends it."""
+    ticks = ticking(assets_materialized("a"))
+    owner(meeting_pipeline)
+    fetch, read = ticks.instance.fetch_materializations, []
+
+    def counted(*args: Any, **options: Any) -> Any:
+        page = fetch(*args, **options)
+        read.append(len(page.records))
+        return page
+
+    def read_in_a_tick(*, holds: bool = False) -> int:
+        read.clear()
+        assert ("Asked" in ticks()) is holds
+        return sum(read)
+
+    def commit(number: int) -> None:
+        for _ in range(number):
+            ticks.instance.report_runless_asset_event(dg.AssetMaterialization("a", tags={LIVE: "true"}))
+
+    monkeypatch.setattr(ticks.instance, "fetch_materializations", counted)
+    monkeypatch.setattr(conditions, "_AT_ONCE", 2)
+    commit(5)
+    assert [read_in_a_tick(), read_in_a_tick()] == [5, 5]  # so new that an older one may not be visible yet
+    monkeypatch.setattr(conditions, "_VISIBLE_SECONDS", -60.0)
+    assert [read_in_a_tick(), read_in_a_tick()] == [5, 0]
+    commit(3)
+    assert [read_in_a_tick(), read_in_a_tick()] == [3, 0]
+    commit(1)
+    ticks.instance.report_runless_asset_event(dg.AssetMaterialization("a"))
+    commit(1)
+    read_in_a_tick(holds=True)
 
 
 @pytest.mark.parametrize("reported", [True, False], ids=["reported", "its run died before"])

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
@@ -20,6 +20,8 @@ from dagster_checkpoints.storage import ObjectInfo
 
 Argument = TypeVar("Argument")
 _AT_ONCE = 200
+_VISIBLE_SECONDS = 600.0
+"""Seconds after which every materialization is visible: in PostgreSQL one may become visible after another with a larger id."""
 
 
 @dataclass(frozen=True)
@@ -199,33 +201,58 @@ class _AnyOf(DrainCondition):
         return " or ".join(condition.describe() for condition in self.conditions)
 
 
-def _materialized_since(instance: dg.DagsterInstance, asset: dg.AssetKey, since: datetime) -> bool:
+@dataclass
+class _Read:
+    """What earlier ticks have read of an asset: a stage that another pipeline runs for months has many commits, and no end.
+
+    Attributes:
+        since: The moment since which the asset's materializations count.
+        newest: Storage id of the newest materialization that no tick has to read again; None before the first.
+        repeated: The jobs whose end was reported again.
+    """
+
+    since: datetime
+    newest: int | None = None
+    repeated: set[object] = field(default_factory=set)
+
+
+def _materialized_since(at: ConditionContext, asset: dg.AssetKey, read: _Read) -> bool:
     """Whether an asset has been materialized since a moment; the commits of a running stage do not count.
 
     A run that continues a job materializes again the stages that had finished before it. That counts only where it is the first
     report of their end: the run in which they finished may have died before it could report it.
     """
-    moment = since.timestamp()
-    repeated: set[object] = set()
-    for end in _ends(instance, dg.AssetRecordsFilter(asset_key=asset, after_timestamp=moment)):
-        if FINISHED_BEFORE not in end.metadata:
+    moment = read.since.timestamp()
+    wanted = dg.AssetRecordsFilter(asset_key=asset, after_timestamp=moment, after_storage_id=read.newest)
+    for record in _records(at.instance, wanted, ascending=True):
+        end = _end_in(record)
+        if end is not None and FINISHED_BEFORE not in end.metadata:
             return True
-        repeated.add(_job_of(end))
-    before = next(_ends(instance, dg.AssetRecordsFilter(asset_key=asset, before_timestamp=moment)), None) if repeated else None
-    return bool(repeated - ({_job_of(before)} if before is not None else set()))
+        if end is not None:
+            read.repeated.add(_job_of(end))
+        if record.timestamp < at.now.timestamp() - _VISIBLE_SECONDS:
+            read.newest = record.storage_id
+    if not read.repeated:
+        return False
+    earlier = _records(at.instance, dg.AssetRecordsFilter(asset_key=asset, before_timestamp=moment), ascending=False)
+    before = next((end for end in map(_end_in, earlier) if end is not None), None)
+    return bool(read.repeated - ({_job_of(before)} if before is not None else set()))
 
 
-def _ends(instance: dg.DagsterInstance, wanted: dg.AssetRecordsFilter) -> Iterator[dg.AssetMaterialization]:
-    """The materializations that report that an asset is complete, newest first."""
+def _records(instance: dg.DagsterInstance, wanted: dg.AssetRecordsFilter, *, ascending: bool) -> Iterator[dg.EventLogRecord]:
     cursor: str | None = None
     while True:
-        page = instance.fetch_materializations(wanted, limit=_AT_ONCE, cursor=cursor)
-        for record in page.records:
-            if record.asset_materialization is not None and reports_end(record.asset_materialization):
-                yield record.asset_materialization
+        page = instance.fetch_materializations(wanted, limit=_AT_ONCE, cursor=cursor, ascending=ascending)
+        yield from page.records
         if not page.has_more:
             return
         cursor = page.cursor
+
+
+def _end_in(record: dg.EventLogRecord) -> dg.AssetMaterialization | None:
+    """The materialization of a record, if it reports that its asset is complete."""
+    materialization = record.asset_materialization
+    return materialization if materialization is not None and reports_end(materialization) else None
 
 
 def _job_of(end: dg.AssetMaterialization) -> object:
@@ -236,12 +263,16 @@ def _job_of(end: dg.AssetMaterialization) -> object:
 @dataclass(frozen=True)
 class _AssetsMaterialized(DrainCondition):
     assets: tuple[dg.AssetKey, ...]
+    _read: dict[dg.AssetKey, _Read] = field(default_factory=dict, compare=False, repr=False)
 
     def look(self, at: ConditionContext) -> ConditionResult:
         since = at.running.job_started_at
         missing = []
         for asset in self.assets:
-            if not _materialized_since(at.instance, asset, since):
+            read = self._read.get(asset)
+            if read is None or read.since != since:
+                read = self._read[asset] = _Read(since)
+            if not _materialized_since(at, asset, read):
                 missing.append(asset.to_user_string())
         if missing:
             return ConditionResult(
