@@ -98,15 +98,20 @@ class CheckpointStorage:
         poll: float | None = None,
         start_named: bool = False,
         on_watch: Callable[[PipelineState, float], None] | None = None,
+        sleep: Callable[[float], None] | None = None,
     ) -> Ownership:
-        """Become the pipeline's owner; see :func:`dagster_checkpoints.storage.acquisition.acquire`."""
+        """Become the pipeline's owner; see :func:`dagster_checkpoints.storage.acquisition.acquire`.
+
+        Args:
+            sleep: waits while another owner's lease is watched; what it raises ends the watch. Default: that of the storage.
+        """
         self.ownership = acquire(
             self.store,
             self.layout,
             owner,
             lease_seconds,
             monotonic=self._monotonic,
-            sleep=self._sleep,
+            sleep=sleep or self._sleep,
             poll=poll,
             start_named=start_named,
             on_watch=on_watch,

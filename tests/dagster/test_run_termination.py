@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +15,16 @@ import pytest
 
 from dagster_checkpoints import CommitCheckResult, Pipeline
 from dagster_checkpoints.control import Answer, ControlRequest
-from dagster_checkpoints.coordination import JobStatus
+from dagster_checkpoints.coordination import CheckpointConfig, JobStatus, NoRestart
 from dagster_checkpoints.pipeline import CheckEvaluation
 from dagster_checkpoints.plugin.job_run import JobRun
 from dagster_checkpoints.plugin.job_thread import JobEnded, JobThread
 from dagster_checkpoints.plugin.run_events import RunReporter
 from dagster_checkpoints.plugin.stage_assets import reports_end
-from dagster_checkpoints.spark.job.events import JobResult, SinkCommitted, StageFinished
+from dagster_checkpoints.spark.job.events import JobResult, LeaseWatched, SinkCommitted, StageFinished
+from dagster_checkpoints.spark.job.job_execution import JobExecution
+from dagster_checkpoints.spark.job.job_options import JobOptions
+from dagster_checkpoints.storage import CheckpointStorage, open_store
 from tests.dagster.recorded_run import STARTED, Recorder, report
 
 
@@ -54,14 +60,14 @@ def ended(status: JobStatus, ended_by: Any = "", checkpoint_id: int | None = 4, 
     return JobEnded(JobResult(status, None, 1, checkpoint_id, location, (), {}, ended_by, savepoint), None)
 
 
-def terminated(thread: ScriptedThread, suspend_seconds: float | None) -> tuple[list[str], list[str]]:
+def terminated(thread: JobThread, suspend_seconds: float | None, name: str = "flights") -> tuple[list[str], list[str]]:
     """The texts of the log, and the savepoints that are reported, after the termination of a run."""
     texts: list[str] = []
     savepoints: list[str] = []
     log = SimpleNamespace(info=texts.append, warning=texts.append)
     context: Any = SimpleNamespace(log=log, run=SimpleNamespace(run_id="run"))
     reporter: Any = SimpleNamespace(ended=lambda: None, suspended=savepoints.append, report=lambda event: ())
-    pipeline: Any = SimpleNamespace(name="flights")
+    pipeline: Any = SimpleNamespace(name=name)
     JobRun(pipeline, context, thread, reporter, suspend_seconds=suspend_seconds).terminate()
     return texts, savepoints
 
@@ -152,3 +158,43 @@ def test_the_ends_of_stages_are_materialized_although_the_op_yields_nothing_more
     assert [event.metadata["checkpoint"].value for event in materialized] == [9] * 3
     (evaluation,) = [event for event in recorder.events if isinstance(event, dg.AssetCheckEvaluation)]
     assert (evaluation.check_name, evaluation.passed, evaluation.description) == ("few", True, "5 rows")
+
+
+@pytest.mark.parametrize(
+    ("suspend_seconds", "texts"),
+    [
+        (None, []),
+        (
+            60.0,
+            [
+                "Suspending pipeline 'numbers' before the run ends; at most 60 s.",
+                "No savepoint was taken at the termination of the run: the run did not own the pipeline yet.",
+            ],
+        ),
+    ],
+)
+def test_a_run_that_waits_for_a_lease_ends_at_once_and_takes_nothing_over(
+    suspend_seconds: float | None, texts: list[str], tmp_path: Path, numbers_pipeline: Pipeline, owner: Callable[..., Any]
+) -> None:
+    first = owner(numbers_pipeline, "the-first-run", lease_seconds=600.0)
+
+    def create(on_event: Any, log: Any) -> JobExecution:
+        return JobExecution(
+            numbers_pipeline,
+            storage=CheckpointStorage(open_store(str(tmp_path / "storage")), "numbers"),
+            options=JobOptions(CheckpointConfig(interval=None), NoRestart(), tmp_path / "work"),
+            session=lambda: pytest.fail("Spark was started"),
+            on_event=on_event,
+            run_id="the-second-run",
+            log=log,
+        )
+
+    thread = JobThread(create, name="numbers")
+    thread.start()
+    assert isinstance(thread.next(10.0), LeaseWatched)
+    began = time.monotonic()
+    assert terminated(thread, suspend_seconds, "numbers") == (texts, [])
+    assert time.monotonic() - began < 10.0
+    assert not thread.is_alive
+    state = first.storage.read_state()
+    assert (state.lease.owner.run_id, state.epoch) == ("the-first-run", 1)

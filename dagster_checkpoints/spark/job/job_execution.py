@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.control import Answer, ControlRequest, RequestBox
+from dagster_checkpoints.control import NO_RUNNING_PIPELINE, Answer, ControlRequest, RequestBox
 from dagster_checkpoints.control.metrics import PipelineMetrics
+from dagster_checkpoints.control.requests import failure
 from dagster_checkpoints.coordination import CheckpointCoordinator, JobStatus
 from dagster_checkpoints.execution.job_events import CancelRequested, DrainRequested, EndSourceRequested, FatalError
 from dagster_checkpoints.execution.start_point import has_ended_before
@@ -50,6 +51,10 @@ if TYPE_CHECKING:
 
 _SILENT_SHARE = 0.5
 """The share of another owner's lease after which Spark is started: an owner that is alive renews within a third."""
+
+
+class _CanceledInWatch(Exception):
+    """The job was cancelled while the run watched the lease of another owner."""
 
 
 class JobExecution:
@@ -114,7 +119,11 @@ class JobExecution:
             request: The request.
             respond: Receives the final answer, once, on another thread.
             termination: Whether this process requests a stop because it is being terminated: another run shall continue the job.
+                It fails at once if the process does not own the pipeline yet, for example because it waits for another lease.
         """
+        if termination and self._driver is None:
+            text = "the run did not own the pipeline yet."
+            return respond(failure(request.request_id, NO_RUNNING_PIPELINE, text))
         self._queue.put(QueuedRequest(request, respond, time.monotonic(), termination))
 
     def end_source(self, stage: str, instance: str | None = None) -> None:
@@ -173,13 +182,20 @@ class JobExecution:
         metrics = PipelineMetrics(self.pipeline.name, self.run_id) if self.options.metrics else None
         try:
             ownership = self.storage.acquire(
-                owner, self.options.lease_seconds, start_named=self.options.restore_from != "latest", on_watch=on_watch
+                owner,
+                self.options.lease_seconds,
+                start_named=self.options.restore_from != "latest",
+                on_watch=on_watch,
+                sleep=self._sleep_unless_canceled,
             )
-        except BaseException:
+        except BaseException as error:
             self._session.close()
             if metrics is not None:
                 metrics.close()
-            raise
+            if not isinstance(error, _CanceledInWatch):
+                raise
+            self.storage.close()
+            return JobResult(JobStatus.CANCELED, None, 0, None, None, (), {})
         took = time.monotonic() - began
         if has_ended_before(self.options.retried_runs, ownership.previous):
             self._session.close()
@@ -230,6 +246,10 @@ class JobExecution:
         if driver.refused is not None:
             raise driver.refused
         return driver.result()
+
+    def _sleep_unless_canceled(self, seconds: float) -> None:
+        if self._cancel_asked.wait(seconds):
+            raise _CanceledInWatch
 
     def _ended_before(self, ownership: Ownership) -> JobResult:
         """Report the end of the job that an earlier run has brought to its end, and release the pipeline."""
