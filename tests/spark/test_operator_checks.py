@@ -94,6 +94,14 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda rows: joined(joined(rows, "inner").selectExpr("k", "ts", "rts AS second"), "inner"),
         "both event time, 'ts' and 'second'",
     ),
+    "a group by a text with a collation": (
+        sql(f"SELECT {HOUR} AS hour, count(*) FROM {{rows}} GROUP BY {HOUR}, k COLLATE UTF8_LCASE"),
+        "by .* of type STRING COLLATE UTF8_LCASE.*lower",
+    ),
+    "duplicates of a text with a collation": (
+        lambda rows: rows.withColumn("s", F.struct(F.expr("k COLLATE UTF8_BINARY_RTRIM"))).dropDuplicates(["s", "ts"]),
+        "by .*COLLATE UTF8_BINARY_RTRIM.*rtrim",
+    ),
     "an aggregate in pandas": (mean_in_pandas, "aggregates a stream with a function of pandas.*collect_list"),
 }
 ACCEPTED: dict[str, Callable[[Any], Any]] = {
@@ -101,6 +109,7 @@ ACCEPTED: dict[str, Callable[[Any], Any]] = {
     "EXCEPT with event time": sql("SELECT k, ts FROM {rows} EXCEPT SELECT k, ts FROM {table}"),
     "one event time behind a join": lambda rows: joined(rows, "inner").dropDuplicates(["k", "ts"]).select("k", "ts"),
     "a group by one of two event times": lambda rows: joined(rows, "inner").groupBy(F.window("rts", "1 hour")).count(),
+    "a group by a text of exact comparison": sql(f"SELECT count(*) FROM {{rows}} GROUP BY {HOUR}, k COLLATE UTF8_BINARY"),
     "a window in each set": sql(f"SELECT {HOUR} AS hour, k, v, count(*) AS n FROM {{rows}} GROUP BY {HOUR}, CUBE(k, v)"),
 }
 

@@ -15,9 +15,11 @@ from pyspark.sql import DataFrame
 
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.errors import PlanRefusedError
+from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
 from dagster_checkpoints.spark.query.operators import keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import (
+    PlanNode,
     analyzed_nodes,
     children,
     is_event_time,
@@ -41,6 +43,16 @@ _OF_MICRO_BATCHES = {
 """By plan node, the method of a groupBy whose function gets the rows that a group has in one micro-batch."""
 _EXCEPT, _EXCEPT_ALL = "Except", "Except All"
 _AGGREGATE = "Aggregate"
+_KEYS: dict[str, Callable[[Any], Iterable[Any]]] = {
+    _AGGREGATE: lambda node: items(node.groupingExpressions()),
+    "Deduplicate": lambda node: items(node.keys()),
+    "DeduplicateWithinWatermark": lambda node: items(node.keys()),
+    "Distinct": lambda node: items(node.output()),
+    _EXCEPT: lambda node: items(node.output()),
+    "FlatMapGroupsInPandasWithState": lambda node: items(node.groupingAttributes()),
+    PROCESSOR: lambda node: list(items(node.child().output()))[: node.groupingAttributesLen()],
+}
+"""By plan node with state, the columns of the key of its state."""
 _READS: dict[str, Callable[[Any], Iterable[Iterable[Any]]]] = {
     _AGGREGATE: lambda node: [items(node.groupingExpressions())],
     "Join": lambda node: [items(side.output()) for side in children(node)] if reads_streams(node) else [],
@@ -50,7 +62,7 @@ _READS: dict[str, Callable[[Any], Iterable[Iterable[Any]]]] = {
     ),
 }
 """By plan node with state, the columns among which Spark looks for the event time; of a join, by side."""
-_CHECKED = frozenset({*_OF_MICRO_BATCHES, _EXCEPT, _EXCEPT_ALL, _AGGREGATE})
+_CHECKED = frozenset({*_OF_MICRO_BATCHES, *_KEYS, _EXCEPT_ALL})
 
 
 def check_operators(pipeline: Pipeline, call: StageCall, frame: DataFrame, *, divisible: bool) -> None:
@@ -103,6 +115,12 @@ def check_operators(pipeline: Pipeline, call: StageCall, frame: DataFrame, *, di
                 "Spark's functions; or collect the values, F.collect_list(column), and compute with the array behind the "
                 "aggregation."
             )
+        elif collated := _collated_key(frame, each):
+            problem = (
+                f"groups a stream, or drops its duplicates, by {collated}: Spark keeps no state under a text with a collation, "
+                "in which unequal texts are equal. Use a text that is equal where these are: for UTF8_LCASE "
+                "F.collate(F.lower(column), 'UTF8_BINARY'), for UTF8_BINARY_RTRIM F.collate(F.rtrim(column), 'UTF8_BINARY')."
+            )
         if problem:
             raise PlanRefusedError(call.stage.name, call.context.instance, f"its result ({call.stage.location}) {problem}")
 
@@ -146,6 +164,13 @@ def _event_times(frame: DataFrame) -> list[str]:
             if len(times) > 1:
                 return list(times.values())
     return []
+
+
+def _collated_key(frame: DataFrame, each: PlanNode) -> str:
+    """A column in the key of a node's state whose equal values may have different bytes, in words; empty if there is none."""
+    is_exact = jvm_of(frame.sparkSession).org.apache.spark.sql.catalyst.util.UnsafeRowUtils.isBinaryStable
+    keys = _KEYS[each.name](each.of) if each.name in _KEYS else ()
+    return next((f"{key.sql()} of type {key.dataType().sql()}" for key in keys if not is_exact(key.dataType())), "")
 
 
 def _leaves_out_event_time(below: Any) -> bool:
