@@ -118,14 +118,14 @@ def test_a_kill_of_a_pipeline_with_a_quarantine(lab: Any, start: Callable[..., C
         put += files
 
     for number, held in enumerate(runs):
-        more(3)
+        more(2)
         if held.get("hold_draining"):
             drain_when_consumed(lab.folder, {"live": 40 * put})
         child = start(f"killed-{number}", sink=sink, refused=refused, interval=0.5, **held)
         child.wait_for("Holding")
         child.kill()
     if kill != "last-commit":
-        more(2)
+        more(1)
     pipeline = crash_runner.refusing_pipeline(lab.folder, str(lab.folder / "input"), sink, refused)
     last = lab.start(pipeline, interval=0.5, lease_seconds=6.0)
     last.wait_until(lambda: last.over or last.execution.rows().get("live") == 40 * put)
