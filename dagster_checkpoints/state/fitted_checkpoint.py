@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from dagster_checkpoints.pipeline import TaskId
+from dagster_checkpoints.pipeline import Stage, TaskId
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
@@ -129,6 +129,11 @@ class FittedCheckpoint:
         for edge in self.pipeline.edges:
             found.setdefault(edge.target, []).append(edge)
         return found
+
+    @cached_property
+    def stages_of_refused_rows(self) -> frozenset[str]:
+        """The stages of the pipeline that commit the rows which a quarantine refuses."""
+        return frozenset(each.name for each in self.pipeline.stages if isinstance(each, Stage) and each.takes_refused_rows)
 
     @property
     def new_stages(self) -> tuple[str, ...]:

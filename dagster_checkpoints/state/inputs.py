@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dagster_checkpoints.pipeline import Stage
 from dagster_checkpoints.state.errors import InputsChanged
 from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint
 from dagster_checkpoints.state.metadata import ChannelSnapshot, InputMetadata, Segment, TaskSnapshot
@@ -52,9 +51,8 @@ def check_inputs(checkpoint: FittedCheckpoint) -> None:
 
 def _check_refused_rows(checkpoint: FittedCheckpoint) -> None:
     """Check that a stage of refused rows gets no records that were on their way to a stage of its name that read all rows."""
-    takes = {stage.name for stage in checkpoint.pipeline.stages if isinstance(stage, Stage) and stage.takes_refused_rows}
     for chain in checkpoint.metadata.chains:
-        if chain.stages[0] in takes and any(map(_awaits_rows, chain.tasks.values())):
+        if chain.stages[0] in checkpoint.stages_of_refused_rows and any(map(_awaits_rows, chain.tasks.values())):
             raise InputsChanged(
                 f"Stage {chain.stages[0]!r} commits the rows that a quarantine refuses, and expected none on their way to it in "
                 f"{checkpoint.where}, since no barrier overtakes them. Found some: a stage of this name has read all rows of the "

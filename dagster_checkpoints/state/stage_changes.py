@@ -141,6 +141,12 @@ def check_new_stages(checkpoint: FittedCheckpoint) -> FittedCheckpoint | None:
         if edge.target in recorded or upstream is None:
             continue
         found = _gone(taken, upstream, static=edge.input.mode == "static")
+        if found and edge.target in checkpoint.stages_of_refused_rows:
+            raise InputRowsGone(
+                f"Stage {edge.source!r} has a quarantine, and had none in {checkpoint.where}. It {found}: the conditions would "
+                f"not see these rows, which have passed. Take the quarantine away from {edge.source!r}, or give it to the "
+                "stage that reads these rows; or start the pipeline without this checkpoint (restore_from: none)."
+            )
         if found:
             raise InputRowsGone(
                 f"Stage {edge.target!r} is not in {checkpoint.where}, and reads {edge.source!r}"

@@ -15,6 +15,7 @@ from dagster_checkpoints.state import (
     ChannelSnapshot,
     CheckpointMetadata,
     EnumeratorState,
+    InputRowsGone,
     InputsChanged,
     QuerySnapshot,
     RestoreError,
@@ -146,6 +147,27 @@ def test_each_rule_that_changes_something_says_so_in_one_line() -> None:
                     validate_restore(now, before)
             if not changed:
                 assert plan.metadata == before
+
+
+def test_a_quarantine_comes_too_late_for_a_source_that_has_ended() -> None:
+    """The advice is not that for a stage of the user: there is no stage of refused rows that could read another one."""
+    sink = ParquetSink("/never/b")
+
+    def pipeline(quarantine: Quarantine | None = None) -> Pipeline:
+        return Pipeline(
+            "p", [AnyStage("old", kind=StageKind.BOUNDED_SOURCE, sink=ParquetSink("/never/a"), quarantine=quarantine)]
+        )
+
+    ended = TaskSnapshot({"old": StageInstanceSnapshot(rows_out=3)}, end_of_data="drain")
+    stages, chains = (StageMetadata("old", 1, ("0",)),), (ChainMetadata("old", ("old",), {0: ended}),)
+    metadata = CheckpointMetadata("p", 3, stages, chains)
+    assert not validate_restore(pipeline(), metadata).new_stages
+    with pytest.raises(
+        InputRowsGone,
+        match=r"Stage 'old' has a quarantine, and had none in checkpoint 3 of pipeline 'p'\. It has "
+        r"emitted its last row there: .* Take the quarantine away from 'old', or",
+    ):
+        validate_restore(pipeline(Quarantine({"good": "v > 0"}, sink=sink)), metadata)
 
 
 @pytest.mark.parametrize("in_flight", [(), (WatermarkAt(5),), (WatermarkAt(5), Segment((), 3))])
