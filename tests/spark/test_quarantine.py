@@ -216,6 +216,75 @@ def test_all_kinds_of_stages_have_a_quarantine(lab: Any, tmp_path: Path) -> None
     assert sorted(row[:3] for row in lab.committed("below")) == sorted((*row, "is_above") for row in doubles if row[1] <= 4)
 
 
+LINES = {
+    "csv": ["n,k,w", "0,a,0.5", "x,b,1.5", "2", "3,c,1.5,more", '"4,d,2.0', "5,e,none", "", "6,,", '7,"f, g",0.5', ",h,1"],
+    "json": [
+        '{"n": 0, "k": "a", "w": 0.5}',
+        '{"n": 1, "w": "none"}',
+        "no JSON",
+        "",
+        '{"n": "two"}',
+        "7",
+        "{}",
+        '[{"n": 5}, {"n": 6}]',
+    ],
+}
+CORRUPT = {"csv": [2, 3, 4, 5, 6], "json": [1, 2, 4, 5]}
+PASSED = {"csv": [0, 6, 7], "json": [0, 5, 6]}
+
+
+def test_lines_that_are_not_parsed_are_refused_through_a_suspend(lab: Any) -> None:
+    """CSV and JSON: each line is in one of two tables, once, as a batch reader finds it."""
+    schema = "n long, k string, w double, _corrupt_record string"
+    parsed = {"is_parsed": "_corrupt_record IS NULL", "has_n": "n IS NOT NULL"}
+
+    def read(kind: str, reader: Any) -> Any:
+        options = {
+            "columnNameOfCorruptRecord": "_corrupt_record",
+            "header": True,
+            "maxFileAge": "36500d",
+            "maxFilesPerTrigger": 1,
+        }
+        return getattr(reader.schema(schema).options(**options), kind)(str(lab.input(kind)))
+
+    def source_of(kind: str) -> Stage:
+        @unbounded_source(
+            name=kind, sink=lab.sink(f"{kind}_rows"), quarantine=Quarantine(parsed, sink=lab.sink(f"{kind}_refused"))
+        )
+        def lines(context):
+            return read(kind, context.spark.readStream)
+
+        return lines
+
+    def put(files: int) -> None:
+        for kind, lines in LINES.items():
+            for number in range(files - 2, files):
+                (lab.input(kind) / f".{number}").write_text("\n".join(lines))
+                (lab.input(kind) / f".{number}").rename(lab.input(kind) / f"{number}.{kind}")
+
+    pipeline = Pipeline("p", [source_of(kind) for kind in LINES])
+    put(2)
+    job = lab.start(pipeline, interval=0.3)
+    job.wait_until(lambda: lab.count("csv_refused") > 0 and lab.count("json_refused") > 0)
+    job.done("stop")
+    job.finished()
+    put(4)
+    job = lab.start(pipeline, interval=0.3)
+    read_now = {kind: read(kind, lab.spark.read).count() for kind in LINES}
+    job.wait_until(lambda: {k: sum(job.execution.rows().get(n, 0) for n in (k, f"{k}_refused")) for k in LINES} == read_now)
+    job.drain()
+    job.finished()
+    for kind, lines in LINES.items():
+        passed, refused = lab.committed(f"{kind}_rows"), lab.committed(f"{kind}_refused")
+        found = [*passed, *(row[:4] for row in refused)]
+        assert sorted(found, key=repr) == lab.rows(read(kind, lab.spark.read))
+        assert sorted(row[0] for row in passed) == sorted(4 * PASSED[kind])
+        assert sorted(row[3] for row in refused if row[3]) == sorted(4 * [lines[line] for line in CORRUPT[kind]])
+        assert {row[4] for row in refused if not row[3]} == {"has_n"}
+        for row in refused:
+            assert row[4] == ", ".join(name for name, unmet in (("is_parsed", row[3]), ("has_n", row[0] is None)) if unmet)
+
+
 @pytest.mark.parametrize(
     ("condition", "found"),
     [
