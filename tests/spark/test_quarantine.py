@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -390,6 +391,63 @@ def test_above_the_limit_no_reader_sees_a_row(lab: Any, with_sink: bool) -> None
     job.finished()
     assert [row[3] for row in lab.committed("orders")] == [1, 2, 3, 7]
     assert [row[3:5] for row in lab.committed("refused")] == sorted([(v, "is_positive") for v in (-4, -5, -6)], key=repr)
+
+
+class AnnouncingSink(ParquetSink):
+    """Says when it has pre-committed rows."""
+
+    pre_committed = threading.Event()
+
+    def pre_commit(self, checkpoint_id: int) -> str | None:
+        transaction = super().pre_commit(checkpoint_id)
+        if transaction is not None:
+            self.pre_committed.set()
+        return transaction
+
+
+def test_rows_of_a_declined_checkpoint_are_committed_when_their_share_is_small_again(lab: Any) -> None:
+    """The limit counts what is not committed, also after a suspend, and in a checkpoint that another stage has declined."""
+    declines: list[bool] = []
+
+    @commit_check(blocking=True)
+    def fickle(rows):
+        return not (declines and AnnouncingSink.pre_committed.wait(60) and declines.pop())
+
+    @unbounded_source(
+        sink=lab.sink("orders"),
+        quarantine=Quarantine({"is_positive": "v > 0"}, sink=AnnouncingSink(lab.folder / "refused"), most_share=0.5),
+    )
+    def orders(context):
+        return lab.stream("orders", ROWS)
+
+    @stage(sink=lab.sink("seen"), checks=[fickle])
+    def seen(orders):
+        return orders
+
+    def put(*values: int) -> None:
+        lab.put("orders", ROWS, [(0, "a", lab.at(0), v) for v in values])
+
+    pipeline = Pipeline("p", [orders, seen])
+    put(-1, 1)
+    job = lab.start(pipeline, interval=0.3)
+    job.wait_until(lambda: lab.count("refused") == 1)
+    job.done("stop")
+    job.finished()
+    AnnouncingSink.pre_committed.clear()
+    declines.append(True)
+    put(-2, -3, 2)  # with the committed rows, their share would be within the limit
+    job = lab.start(pipeline, interval=0.3, checkpoints={"tolerable_failed_checkpoints": 100})
+    job.wait_for(CheckpointNotDone, lambda e: "2 of 3 rows since the last commit" in str(e))
+    put(3, 4)
+    declined = job.wait_for(CheckpointNotDone, lambda e: "fickle" in str(e))
+    job.wait_until(lambda: lab.count("refused") == 3)
+    job.drain()
+    job.finished()
+    assert [row[3] for row in lab.committed("orders")] == [row[3] for row in lab.committed("seen")] == [1, 2, 3, 4]
+    refused = lab.spark.read.parquet(str(lab.folder / "refused")).toArrow().to_pylist()
+    ids = {row["v"]: (row["refused_in_checkpoint"], int(row["checkpoint"].split("-")[0])) for row in refused}
+    assert len(refused) == len(ids) == 3 and len({*ids[-1]}) == 1
+    assert ids[-2] == ids[-3] == (declined.checkpoint_id, declined.checkpoint_id), "as the table numbers its commits"
 
 
 def test_a_check_that_raises_or_returns_nothing_refuses_no_row_twice(lab: Any) -> None:
