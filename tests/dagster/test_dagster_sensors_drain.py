@@ -13,6 +13,7 @@ import pytest
 
 from dagster_checkpoints import Pipeline
 from dagster_checkpoints.control import PipelineControl
+from dagster_checkpoints.errors import InvalidRequest
 from dagster_checkpoints.plugin.sensors import conditions
 from dagster_checkpoints.plugin.stage_assets import LIVE
 from dagster_checkpoints.sensors import (
@@ -398,6 +399,15 @@ def test_a_restarting_pipeline_has_not_caught_up(ticking: Any, owner: Owner, mee
     assert "the pipeline is restarting" in ticks()
     running.report(finished=("live",), behind=("live",))
     assert "Condition met; confirming at the next tick" in ticks()  # a source that has ended is not behind
+
+
+@pytest.mark.parametrize("build", [build_drain_sensor, build_suspend_sensor])
+def test_a_sensor_whose_name_cannot_be_that_of_its_savepoint_is_refused(
+    build: Callable[..., Any], meeting_pipeline: Pipeline
+) -> None:
+    """Dagster takes the name; the first request would have been refused."""
+    with pytest.raises(InvalidRequest, match="beginning with a letter or digit, found '_night'"):
+        build(pipeline=meeting_pipeline, when=live_lag_zero(), name="_night")
 
 
 def test_conditions_that_would_hold_at_once_are_refused() -> None:

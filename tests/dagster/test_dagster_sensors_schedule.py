@@ -20,6 +20,7 @@ from dagster_checkpoints import (
     pipeline_assets,
     savepoint_asset,
 )
+from dagster_checkpoints.errors import InvalidRequest, InvalidStorageUrl
 from dagster_checkpoints.plugin.sensors import run_schedule
 from dagster_checkpoints.plugin.stage_assets import PIPELINE, NotAPipelineAssetError
 from dagster_checkpoints.storage import CheckpointStorage, Origin, StorageUnavailable
@@ -107,6 +108,14 @@ def test_a_retention_that_keeps_nothing_is_refused(
     meeting_pipeline: Pipeline, savepoints: dg.AssetsDefinition, options: dict[str, Any]
 ) -> None:
     with pytest.raises(ValueError, match="keep"):
+        build_savepoint_schedule(pipeline=meeting_pipeline, savepoints=savepoints, cron_schedule="@daily", **options)
+
+
+@pytest.mark.parametrize("options", [{"prefix": "hourly/"}, {"prefix": "_"}, {"prefix": "p" * 120}, {"path": "savepoints"}])
+def test_a_schedule_whose_runs_would_all_be_refused_is_refused(
+    meeting_pipeline: Pipeline, savepoints: dg.AssetsDefinition, options: dict[str, Any]
+) -> None:
+    with pytest.raises((InvalidRequest, InvalidStorageUrl), match=next(iter(options.values()))[:9]):
         build_savepoint_schedule(pipeline=meeting_pipeline, savepoints=savepoints, cron_schedule="@daily", **options)
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 STORAGE_SECONDS = 15.0
 """The time limit for all storage calls of a tick; Dagster ends a tick after 60 s."""
 TRANSIENT = (StorageUnavailable, OutcomeUnknown, WriteConflict, TimeLimitExceeded)
-_NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9_.\-]+")
+_NOT_IN_AN_ID = re.compile(r"^[_.\-]+|[^A-Za-z0-9_.\-]+")
 
 Result = TypeVar("Result")
 
@@ -270,4 +270,4 @@ def request_id(*parts: object) -> str:
     if not _NOT_IN_AN_ID.search(plain) and len(plain) <= 120:
         return plain
     digest = hashlib.sha256("\0".join(str(part) for part in parts).encode()).hexdigest()[:12]
-    return f"{_NOT_IN_AN_ID.sub('_', plain)[:100]}-{digest}"
+    return f"id{_NOT_IN_AN_ID.sub('_', plain)[:100]}-{digest}"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
+from dagster_checkpoints.files.urls import validate_directory
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.pipeline.number_values import is_count
 from dagster_checkpoints.plugin.savepoints import RESOURCE, SavepointConfig, SavepointRetention
 from dagster_checkpoints.plugin.savepoints.retention import STAMP
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import TRANSIENT, NotRunning, find_run_for_schedule
+from dagster_checkpoints.storage.layout import validate_savepoint_name
 
 
 def build_savepoint_schedule(
@@ -54,6 +56,8 @@ def build_savepoint_schedule(
     Raises:
         InvalidDurationError: `deadline` is not a number of seconds above 0.
         ValueError: `keep` or `keep_for` is not positive.
+        InvalidRequest: `prefix` cannot begin a savepoint's name.
+        InvalidStorageUrl: `path` is neither a URL of a supported kind nor an absolute path.
 
     Examples:
         >>> build_savepoint_schedule(pipeline=flights, savepoints=flights_savepoints, cron_schedule="0 * * * *", keep=24)
@@ -61,6 +65,9 @@ def build_savepoint_schedule(
     check_seconds("build_savepoint_schedule", above=0, deadline=deadline)
     if (keep is not None and not is_count(keep, least=1)) or (keep_for is not None and keep_for <= timedelta(0)):
         raise ValueError(f"expected keep >= 1 and keep_for > 0, or None, found keep={keep}, keep_for={keep_for}")
+    validate_savepoint_name(f"{prefix}{datetime.now(UTC).strftime(STAMP)}")  # or each run of the schedule would be refused
+    if path:
+        validate_directory(path)
     schedule_name = name or f"{pipeline.name}_savepoints"
     partitions = savepoints.partitions_def
     assert isinstance(partitions, dg.DynamicPartitionsDefinition) and partitions.name is not None

@@ -22,6 +22,7 @@ from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
     skip,
 )
 from dagster_checkpoints.plugin.sensors.repeated_request import Progress, RepeatedRequest, RequestCursor
+from dagster_checkpoints.storage.layout import validate_savepoint_name
 
 _REPORTS_APART = 2
 """Least difference between the numbers of the two status reports that confirm a condition: the pipeline has collected and
@@ -70,6 +71,7 @@ def build_drain_sensor(
 
     Raises:
         InvalidDurationError: `deadline` is not a number of seconds above 0.
+        InvalidRequest: `name` cannot be a savepoint's name.
 
     Examples:
         >>> build_drain_sensor(pipeline=flights, when=bounded_stages_finished() & live_lag_zero())
@@ -104,6 +106,7 @@ def build_suspend_sensor(
 
     Raises:
         InvalidDurationError: `deadline` is not a number of seconds above 0.
+        InvalidRequest: `name` cannot be a savepoint's name.
 
     Examples:
         >>> build_suspend_sensor(pipeline=flights, when=bounded_stages_finished() & live_lag_zero())
@@ -137,7 +140,7 @@ def _stop_sensor(
     bounded: BoundedSources = "cut",
 ) -> dg.SensorDefinition:
     check_seconds(f"build_{words.do}_sensor", above=0, deadline=deadline)
-    sensor_name = name or f"{pipeline.name}_{words.do}"
+    sensor_name = validate_savepoint_name(name or f"{pipeline.name}_{words.do}")  # the savepoint's name, too
     stop: RepeatedRequest[_StopCursor] = RepeatedRequest(
         sensor_name,
         _StopCursor,
