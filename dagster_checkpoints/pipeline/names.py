@@ -24,7 +24,7 @@ def check_name(kind: str, name: object, where: str = "") -> str:
         where: Source location of the name, for the error.
 
     Raises:
-        InvalidNameError: The name is not a text, is empty, or has any other character.
+        InvalidNameError: The name is not a text, is empty, or has any other character, or a pipeline's begins with an underscore.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         found_at = f" ({where})" if where else ""
@@ -32,6 +32,11 @@ def check_name(kind: str, name: object, where: str = "") -> str:
             f"{kind.capitalize()} name {name!r}{found_at}: a name consists of letters, digits and "
             f"underscores (A-Z a-z 0-9 _), because it becomes part of a path. Rename it, or pass such a name "
             f"explicitly."
+        )
+    if kind == "pipeline" and name.startswith("_"):
+        raise InvalidNameError(
+            f"Pipeline name {name!r}: expected a letter or digit first, because it names a directory of the checkpoint storage. "
+            "Rename it."
         )
     return name
 

@@ -163,7 +163,7 @@ class PipelineScaffolder(dg.Scaffolder[PipelineScaffoldParams]):
 
     def scaffold(self, request: dg.ScaffoldRequest[PipelineScaffoldParams]) -> None:
         # A folder may have characters that a pipeline's name cannot have; a name that was asked for is refused.
-        name = check_name("pipeline", request.params.name or _OTHER_CHARACTER.sub("_", request.target_path.name))
+        name = check_name("pipeline", request.params.name or _OTHER_CHARACTER.sub("_", request.target_path.name).lstrip("_"))
         (request.target_path / "pipeline.py").write_text(pipeline_file(name), encoding="utf-8")
         attributes = {
             "pipeline": ".pipeline.pipeline",

@@ -206,15 +206,15 @@ def test_the_scaffolded_component_loads(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_several_components_are_scaffolded_in_folders_of_any_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     with create_defs_folder_sandbox() as sandbox:
-        for folder in ("daily-sales", "größe", "class", "1st shop"):
+        for folder in ("daily-sales", "größe", "class", "1st shop", "über"):
             sandbox.scaffold_component(component_cls=CheckpointedPipelineComponent, defs_path=folder)
         with sandbox.build_all_defs() as defs:
             dg.Definitions.validate_loadable(defs)
             jobs = {job.name for job in defs.jobs or ()}
-    assert jobs == {"daily_sales_job", "gr__e_job", "class_job", "1st_shop_job"}
+    assert jobs == {"daily_sales_job", "gr__e_job", "class_job", "1st_shop_job", "ber_job"}
 
 
-@pytest.mark.parametrize("name", ["my-shop", 'a"b'])
+@pytest.mark.parametrize("name", ["my-shop", "_shop", 'a"b'])
 def test_a_name_that_a_pipeline_cannot_have_is_refused_before_a_file_is_written(name: str) -> None:
     with create_defs_folder_sandbox() as sandbox:
         with pytest.raises(InvalidNameError, match=re.escape(repr(name))):

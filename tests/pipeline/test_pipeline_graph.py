@@ -269,6 +269,7 @@ class ForgotSuper(Stage):
 Definition = Callable[[], Pipeline]
 WRONG: list[tuple[str, Definition, type[PipelineDefinitionError], list[str]]] = [
     ("name", lambda: Pipeline("a/b", [source("a", sink=1)]), InvalidNameError, ["Pipeline name 'a/b'"]),
+    ("underscore", lambda: Pipeline("_a", [source("a", sink=1)]), InvalidNameError, ["Pipeline name '_a'", "digit first"]),
     ("empty", lambda: Pipeline("p", []), EmptyPipelineError, ["'p' has no stages"]),
     ("one stage", lambda: Pipeline("p", source("a")), NotAStageError, ["a list of stages", "'a'"]),  # type: ignore[arg-type]
     ("function", lambda: Pipeline("p", [source]), NotAStageError, ["item 0", "@stage"]),  # type: ignore[list-item]
