@@ -7,6 +7,7 @@ module must not know observations.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -274,6 +275,7 @@ class PipelineMaterializations:
 
 def _as_table(rows: Sequence[Mapping[str, Any]]) -> dg.MetadataValue[Any]:
     def scalar(value: object) -> str | int | float:
-        return value if isinstance(value, str | int | float) else str(value)
+        is_shown = isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))  # JSON has no NaN
+        return value if is_shown else str(value)  # type: ignore[return-value]
 
     return dg.MetadataValue.table([dg.TableRecord({name: scalar(value) for name, value in row.items()}) for row in rows])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import dagster as dg
@@ -50,6 +51,15 @@ def test_a_commit_of_a_running_stage_materializes_its_asset(reporter: RunReporte
         "job": 7,
         "checkpoint": 3,
     }
+
+
+def test_a_sample_is_a_table_that_the_ui_can_read(reporter: RunReporter, recorder: Recorder) -> None:
+    """JSON has no NaN: Dagster's UI could not parse the row."""
+    rows = ({"a": float("nan"), "b": float("inf"), "c": 1.5, "d": None, "e": True},)
+    report(reporter, STARTED, dataclasses.replace(committed(3, 10), sample=rows))
+    (shown,) = recorder.live("total")
+    (row,) = shown["sample"].records
+    assert json.loads(json.dumps(row.data, allow_nan=False)) == {"a": "nan", "b": "inf", "c": 1.5, "d": "None", "e": True}
 
 
 def test_commits_are_merged_until_the_next_materialization_and_the_end_of_the_stage_shows_the_last(
