@@ -107,6 +107,16 @@ def test_materializing_takes_a_savepoint_and_shows_what_it_holds(running: Any, t
     assert f"restore_from: {stored.location}" in shown["run_config"]
 
 
+def test_a_savepoint_does_not_wait_in_a_pool_for_the_run_that_it_is_taken_of(
+    meeting_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]
+) -> None:
+    assets = assets_of(meeting_pipeline, pool="spark")
+    assert savepoint_asset(pipeline=meeting_pipeline, assets=assets, pool="savepoints").op.pool == "savepoints"
+    with pytest.raises(ValueError, match=r"savepoint_asset\(pool='spark'\) of pipeline 'meeting': expected another pool"):
+        savepoint_asset(pipeline=meeting_pipeline, assets=assets, pool="spark")
+    assert savepoint_asset(pipeline=meeting_pipeline, assets=assets_of(meeting_pipeline)).op.pool is None
+
+
 def test_a_run_of_several_partitions_is_refused(running: Any, take: Take, instance: dg.DagsterInstance) -> None:
     """Dagster's dialog offers one run for a range of partitions."""
     instance.add_dynamic_partitions(PARTITIONS, ["first", "second"])

@@ -122,13 +122,22 @@ def savepoint_asset(
         assets: The assets that `@pipeline_assets` made from the pipeline.
         key_prefix: Prefix of the asset's key, before the pipeline's name.
         group_name: Name of the asset's group.
-        pool: Concurrency pool of the op.
+        pool: Concurrency pool of the op; not that of the pipeline's assets.
         resource_key: Key of the :class:`CheckpointCoordinatorResource`.
+
+    Raises:
+        ValueError: The pool is that of the pipeline's assets.
 
     Examples:
         >>> flights_savepoints = savepoint_asset(pipeline=flights, assets=flights_assets)
         >>> defs = dg.Definitions(assets=[flights_assets, flights_savepoints])
     """
+    if pool is not None and pool == assets.op.pool:
+        raise ValueError(
+            f"savepoint_asset(pool={pool!r}) of pipeline {pipeline.name!r}: expected another pool than that of the pipeline's "
+            "assets, or none. The running pipeline holds a slot of it, and a savepoint, also one that is to stop the pipeline, "
+            "would wait for that slot"
+        )
     asset = SavepointAsset.named(pipeline, [key_prefix] if isinstance(key_prefix, str) else list(key_prefix))
 
     def take(context: dg.AssetExecutionContext, config: SavepointConfig) -> Iterator[dg.MaterializeResult[Any]]:
