@@ -30,6 +30,7 @@ from bench.stream_programs.search import run_case
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, bounded_source, stage
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.job.plan_check import check_plans
+from dagster_checkpoints.spark.query.fused_plans import fused_source
 from dagster_checkpoints.spark.query.join_checks import check_null_keys
 from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
 from tests.spark.joins_of_streams import ARRIVALS, COALESCED, JOINS, ONCE, A, B, case_of, check, hourly, rows
@@ -182,7 +183,8 @@ def test_keys_that_may_be_null_in_a_full_outer_join(spark: Any, tmp_path: Path, 
     def joined(a: DataFrame, b: DataFrame) -> DataFrame:
         return frame_of(join, {"a": a, "b": b})
 
-    empty = {side: spark.readStream.schema(COLUMNS).parquet(str(tmp_path)).withWatermark("ts", "1 minute") for side in "ab"}
+    files = spark.readStream.schema(COLUMNS).parquet
+    empty = {side: fused_source(side, files(str(tmp_path)).withWatermark("ts", "1 minute")) for side in "ab"}
     context = StageContext(spark, "joined", "0", 0, 1, None, None)
     call = StageCall(joined, context)
     found = check_null_keys(call, transform_stage(call, empty), empty)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from dagster_checkpoints.spark.query.plan_text import (
     COMPUTED,
@@ -26,6 +27,12 @@ _ID = re.compile(r"#\d+L?")
 BOUNDARY = "__dagster_checkpoints_source_"
 """How the alias begins that encloses a fused source: columns are traced to it, and no further, since nothing reads the source any
 more after it has ended."""
+_BOUNDARY_OF_COLUMN = re.compile(rf"(`?){BOUNDARY}[^.`]*\1\.")
+
+
+def as_sql(expression: Any) -> str:
+    """An expression of Spark's, a JVM object, as SQL that a stage may contain: without the aliases of fused sources."""
+    return _BOUNDARY_OF_COLUMN.sub("", str(expression.sql()))
 
 
 def traced(expression: Node, below: Sequence[Node], sides: Sequence[str] = ()) -> str:

@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.spark.errors import PlanRefusedError
 from dagster_checkpoints.spark.jvm import jvm_of
+from dagster_checkpoints.spark.query.column_origins import as_sql
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
 from dagster_checkpoints.spark.query.plan_nodes import (
     is_event_time,
@@ -86,7 +87,7 @@ def check_join_keys(call: StageCall, frame: DataFrame) -> None:
                 call.stage.name,
                 call.context.instance,
                 f"its result ({call.stage.location}) joins two streams on "
-                f"{condition.get().sql() if condition.isDefined() else 'no condition'}, without an equality: Spark finds "
+                f"{as_sql(condition.get()) if condition.isDefined() else 'no condition'}, without an equality: Spark finds "
                 "matching rows by the values that are equal on both sides, and cannot run this join. Add an equality, of a key, "
                 "or of windows of the event time (F.window) that contain all times that may match.",
             )
@@ -148,7 +149,7 @@ def _null_keys(frame: DataFrame) -> list[list[str]]:
         for side in (join.left(), join.right()):
             known.update(str(part) for part in items(side.constraints().toSeq()))
         unknown = [
-            str(left.sql())
+            as_sql(left)
             for left, right in zip(items(keys.get()._2()), items(keys.get()._3()), strict=True)
             if left.nullable() and right.nullable() and not known & {f"isnotnull({left})", f"isnotnull({right})"}
         ]
@@ -216,11 +217,12 @@ def check_time_keys(call: StageCall, frame: DataFrame, *, divisible: bool) -> No
         if not any(node.nodeName() == "EventTimeWatermark" for node in nodes(side)):
             continue  # an input without a watermark holds event time back
         if divisible:
-            raise RefusedAtStage(call.stage.name, f"its join compares the event time {time.sql()} with {other.sql()}")
+            raise RefusedAtStage(call.stage.name, f"its join compares the event time {as_sql(time)} with {as_sql(other)}")
+        equality = f"{as_sql(time)} = {as_sql(other)}"
         raise PlanRefusedError(
             call.stage.name,
             call.context.instance,
-            f"its result ({call.stage.location}) joins two streams on {time.sql()} = {other.sql()}. Spark accepts it, but only "
+            f"its result ({call.stage.location}) joins two streams on {equality}. Spark accepts it, but only "
             "the first is event time: Spark drops rows from the join when event time has passed it, while rows with an equal "
             "second one may still come, and would find no match. Bound the event times of both sides by a range in place of this "
             "equality, beside an equality of another key, such as k = other_k AND right_ts >= left_ts AND right_ts < left_ts + "
@@ -251,7 +253,7 @@ def check_semi_joins(call: StageCall, frame: DataFrame, *, divisible: bool) -> N
         raise PlanRefusedError(
             call.stage.name,
             call.context.instance,
-            f"its result ({call.stage.location}) has a left semi join of two streams on {join.condition().get().sql()}, both "
+            f"its result ({call.stage.location}) has a left semi join of two streams on {as_sql(join.condition().get())}, both "
             "sides of which come from operators that emit rows when event time has passed them (windows and other groups, outer "
             "joins, timers). Spark accepts it, but loses rows whose match comes in the same micro-batch. Return one of the two "
             "sides from a stage of its own, and join it in the next stage.",
@@ -306,9 +308,9 @@ def _kept_sides(frame: DataFrame) -> list[_KeptSide]:
         left, right = join.left(), join.right()
         without = tuple(side for side, plan in (("left", left), ("right", right)) if not _has_watermark(plan))
         parts = list(_conjuncts(join.condition().get())) if join.condition().isDefined() else []
-        text = join.condition().get().sql() if parts else "no condition"
+        text = as_sql(join.condition().get()) if parts else "no condition"
         for side, own, other in (("left", left, right), ("right", right, left)):
-            bounds = {part.sql(): _bound(jvm, own, other, part) for part in parts}
+            bounds = {as_sql(part): _bound(jvm, own, other, part) for part in parts}
             constants = tuple(part for part, bound in bounds.items() if bound == "constant")
             if without or constants or "moves" not in bounds.values():
                 kept.append(_KeptSide(side, str(join.joinType().sql()), text, without, constants))

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.errors import PlanRefusedError
 from dagster_checkpoints.spark.jvm import jvm_of
+from dagster_checkpoints.spark.query.column_origins import as_sql
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
 from dagster_checkpoints.spark.query.operators import keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import (
@@ -170,7 +171,7 @@ def _collated_key(frame: DataFrame, each: PlanNode) -> str:
     """A column in the key of a node's state whose equal values may have different bytes, in words; empty if there is none."""
     is_exact = jvm_of(frame.sparkSession).org.apache.spark.sql.catalyst.util.UnsafeRowUtils.isBinaryStable
     keys = _KEYS[each.name](each.of) if each.name in _KEYS else ()
-    return next((f"{key.sql()} of type {key.dataType().sql()}" for key in keys if not is_exact(key.dataType())), "")
+    return next((f"{as_sql(key)} of type {key.dataType().sql()}" for key in keys if not is_exact(key.dataType())), "")
 
 
 def _leaves_out_event_time(below: Any) -> bool:
