@@ -102,6 +102,12 @@ def test_the_error_for_changed_state_names_the_remedy_and_warns_of_sparks_own_hi
     assert advice_on_failed_query(ValueError("[STATE]")) == ""
 
 
+def test_a_processor_that_emits_rows_behind_the_watermark_gets_a_remedy() -> None:
+    """Executors' errors have Spark's condition as text."""
+    error = RuntimeError("[EMITTING_ROWS_OLDER_THAN_WATERMARK_NOT_ALLOWED] Previous node emitted a row with eventTime=1")
+    assert "Leave out eventTimeColumnName" in advice_on_failed_query(error)
+
+
 def test_pandas_that_is_not_installed_is_named_with_its_extra(lab: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     @bounded_source
     def flights(context):

@@ -64,6 +64,13 @@ _STATE_SETTING = (
     "in the resource's spark_config. Do not delete the checkpoint."
 )
 
+_EARLIER_ROWS = "EMITTING_ROWS_OLDER_THAN_WATERMARK_NOT_ALLOWED"
+_EARLIER_ROWS_REMEDY = (
+    "a processor with eventTimeColumnName (transformWithState) emitted a row that is older than the watermark, which Spark "
+    "refuses. At the end of data each timer does that which another timer has set: such a pipeline can be suspended, and not "
+    "drained. Leave out eventTimeColumnName, and put the operators behind the processor into a stage of their own."
+)
+
 # Spark's connector for Kafka gives its condition only in the driver; executors' errors have the text.
 _ROWS_LOST = ("KAFKA_DATA_LOSS", "not available in Kafka any more")
 _ROWS_LOST_REMEDY = (
@@ -141,6 +148,8 @@ def advice_on_failed_query(error: BaseException) -> str:
     names = set(conditions(error))
     if names & _STATE_CHANGED:
         return _STATE_REMEDY
+    if _EARLIER_ROWS in names:
+        return _EARLIER_ROWS_REMEDY
     if lost_rows(error):
         return "" if isinstance(error, LostRows) else _ROWS_LOST_REMEDY  # a source of the plugin says what to do
     if refused_by_source(error):
