@@ -150,6 +150,13 @@ class Services(PipelineOfNumbers):
         heartbeat = self.instance.get_daemon_heartbeats().get("MONITORING")
         return heartbeat is not None and heartbeat.timestamp > since and not heartbeat.errors
 
+    def began(self, run_id: str) -> float:
+        """When Dagster has started a run, epoch seconds."""
+        record = self.instance.get_run_record_by_id(run_id)
+        assert record is not None
+        assert record.start_time is not None
+        return record.start_time
+
     def suspend(self) -> None:
         handle = PipelineControl(self.storage, asked_by="a test").stop(drain=False)
         handle.wait(SECONDS)
