@@ -118,8 +118,7 @@ class JobDriver:
             burst=options.burst,
         )
         self._requesters = Requesters(runtime.storage, runtime.savepoints)
-        checkpoints = options.checkpoints
-        self._positions = SourcePositions(runtime.ownership.epoch, checkpoints.timeout, runtime.log)
+        self._positions = SourcePositions(runtime.ownership.epoch, options.checkpoints.timeout, runtime.log)
         self._uploads = ThreadPoolExecutor(options.upload_threads, thread_name_prefix="snapshot")
         self._attempt_driver = AttemptDriver(runtime, session, self._uploads)
         self._results: deque[JobMachineEvent] = deque()
@@ -324,10 +323,11 @@ class JobDriver:
             self._attempt_driver.prepare()
         restored = restored_state(action.restored)
         self._starting.report_attempt(action.attempt, restored, self._stages_of(action.vertices))
-        deployed = self._attempt_driver.deploy(action, restored, self._storage_driver.job_id)
-        if self._attempt_driver.deployment is not None:
-            self._positions.deployed(self._attempt_driver.deployment.begin_at_end, action.vertices)
-        return deployed
+        result = self._attempt_driver.deploy(action, restored, self._storage_driver.job_id)
+        deployment = self._attempt_driver.deployment
+        if isinstance(result, on.Deployed) and deployment is not None:
+            self._positions.deployed(deployment.begin_at_end, action.vertices)
+        return result
 
     def _report(self, action: do.AttemptBegan | do.AttemptRestarting | do.TaskHasFinished) -> None:
         match action:

@@ -1,7 +1,7 @@
 """Sources that begin at their present end, such as a topic's latest message: where that is, is recorded at once.
 
 It is known when their query has had its first batch, and a checkpoint holds it from then on. A restart before that checkpoint
-begins at what is the end then, and what came in between would be read by nobody. So the run asks itself for a checkpoint.
+begins at what is the end then, and what came in between would not be read. So the run asks itself for a checkpoint.
 
 Must not know how a source says where it begins. For the thread of the job's loop.
 

@@ -375,7 +375,7 @@ def test_a_topic_that_shares_a_query_begins_with_small_batches_without_an_option
 def test_messages_sent_since_a_source_began_are_not_skipped_by_a_restart_before_the_next_checkpoint(
     kafka_lab: Any, kafka: KafkaBroker
 ) -> None:
-    """Where "latest" was is recorded by a checkpoint that nobody has asked for: the next one is due in an hour."""
+    """Where "latest" was is recorded by a checkpoint for which the run asks itself: the next one is due in an hour."""
     lab = kafka_lab
     kafka.create_topic("new")
     kafka.send("new", ["before"])
