@@ -18,6 +18,7 @@ from typing import Any, Literal
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 from pyspark.sql.datasource import CaseInsensitiveDict, DataSource, DataSourceStreamReader, SimpleDataSourceStreamReader
+from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import StructType
 
 from dagster_checkpoints.pipeline import StageKind
@@ -327,8 +328,8 @@ def source_of(frame: DataFrame, leaf: Any) -> StreamingSource:
 
 def _name_in_spark(leaf: Any) -> str:
     """The name that a source has been given with `readStream.name`; "" without one."""
-    if leaf.nodeName() not in (V1_STREAM, V2_STREAM) or "sourceIdentifyingName" not in dir(leaf):
-        return ""  # Spark 4.1 has no such names
+    if leaf.nodeName() not in (V1_STREAM, V2_STREAM) or not hasattr(DataStreamReader, "name"):
+        return ""
     identified = leaf.sourceIdentifyingName()
     return str(identified.name()) if identified.getClass().getSimpleName() == "UserProvided" else ""
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.spark.session.prompt_answers import answer_promptly
 
 _KEPT_BYTES = 256 * 1024
 _READ_BYTES = 64 * 1024
@@ -40,6 +41,7 @@ def launch(settings: Mapping[str, str]) -> None:
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
 
+    answer_promptly()
     with SparkContext._lock:
         if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
             return

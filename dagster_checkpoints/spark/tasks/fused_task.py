@@ -25,9 +25,6 @@ from dagster_checkpoints.spark.query.fused_query import FIRST_LIMIT, FusedQuery
 from dagster_checkpoints.spark.tasks.source_task import QueryOfSourcesTask
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 
-LOOK_SECONDS = 0.1
-"""Seconds between two questions whether Spark has found no more rows."""
-
 
 class FusedTask(QueryOfSourcesTask):
     """A chain that begins with fused sources.
@@ -41,7 +38,7 @@ class FusedTask(QueryOfSourcesTask):
         batch_seconds: The time that a micro-batch is to take at most.
     """
 
-    query_check_seconds = LOOK_SECONDS
+    looks_for_end = True
 
     def __init__(self, parts: TaskParts, sources: Sequence[FusedSource], batch_seconds: float) -> None:
         machine = parts.make_machine(

@@ -86,8 +86,7 @@ class SourceTask(QueryOfSourcesTask):
     def __init__(self, parts: TaskParts, bounded: bool) -> None:
         super().__init__(parts, _machine(parts, bounded=bounded))
         self._ends_by_itself = bounded or parts.burst
-        if self._ends_by_itself:
-            self.query_check_seconds = 0.1  # Spark does not report that a query has reached the end of its input
+        self.looks_for_end = self._ends_by_itself
         watermark = parts.instances[0].stage.watermark
         self._idle_after = watermark.idle_after if watermark else None
         self._last_busy_at = time.monotonic()

@@ -73,7 +73,10 @@ IDLE_POLL_SECONDS = 0.25
 """Seconds that a task waits for a message if it has had neither a batch nor a message for `ACTIVE_SECONDS`."""
 ACTIVE_SECONDS = 1.0
 """Seconds after a batch or a message in which the task looks often: Spark commits a batch shortly after it was processed."""
-
+CHECK_SECONDS = 0.5
+"""Seconds between two checks whether the query still runs."""
+LOOK_SECONDS = 0.1
+"""The same for a query whose input may end; shortly after a batch or a message it is `POLL_SECONDS`."""
 
 _EVALUATES = SourceLook("", "reading", "evaluating its DataFrame")
 
@@ -218,7 +221,7 @@ class Task(ABC):
                 self._check_canceled()
                 self._read_mail()
                 if not self._done and (self.query.error is not None or time.monotonic() >= self._next_query_check):
-                    self._next_query_check = time.monotonic() + self.query_check_seconds
+                    self._next_query_check = time.monotonic() + self._seconds_to_next_check()
                     self.runs.check_query() if self.query.paused else self.check_query()
                 if not self._done and not self.query.paused:
                     self._tick()
@@ -233,6 +236,12 @@ class Task(ABC):
         finally:
             self.operators.close()
             self.group_offsets.close(wait=self._done)
+
+    def _seconds_to_next_check(self) -> float:
+        """Each check calls into the JVM; a batch that failed is checked at once."""
+        if not self.looks_for_end:
+            return CHECK_SECONDS
+        return POLL_SECONDS if time.monotonic() < self._active_until else LOOK_SECONDS
 
     def _tick(self) -> None:
         deadline = self.machine.next_deadline()
@@ -261,8 +270,8 @@ class Task(ABC):
 
     # For subclasses
 
-    query_check_seconds: float = 0.5
-    """Seconds between two checks of the query, which call into the JVM; a batch that failed is checked at once."""
+    looks_for_end: bool = False
+    """Whether a check looks for the end of the query's input, which Spark does not report."""
 
     def check_query(self) -> None:
         """Check that the query still runs. Raises its error."""
@@ -326,7 +335,7 @@ class Task(ABC):
             self.report_first_batch(rows, time.monotonic() - began, self._rows_read(counts))
             self.after_emit(rows)
             self.watermarks.observe(batch_id, plan.stateful)
-            self._active_until = time.monotonic() + ACTIVE_SECONDS
+            self.wake_up()
 
         return emit
 
