@@ -147,8 +147,9 @@ def latencies(environment: Environment, place: Places, interval: float) -> list[
     run_under_control(environment, pipeline(folder, sink), folder, control, interval=interval)
     _take(reader, seen)
     reader.close()
-    if sorted(seen) != sorted(written):
-        raise BenchFailed(f"latency: expected the rows {len(written)}, each once, found {len(seen)}")
+    # A drain ends the source at what it has read: rows that were written right before it are not in the table.
+    if len(seen) < WARM_UP_ROWS + ROWS or sorted(seen) != list(range(len(seen))):
+        raise BenchFailed(f"latency: expected the first rows of {len(written)}, each once, found {len(seen)}: {sorted(seen)}")
     return sorted(at - written[number] for number, at in seen.items() if WARM_UP_ROWS <= number < WARM_UP_ROWS + ROWS)
 
 

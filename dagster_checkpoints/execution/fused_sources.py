@@ -91,6 +91,11 @@ class FusedSources:
         return len(self._ended | self._caught_up) == len(self._sources)
 
     @property
+    def all_held(self) -> bool:
+        """Whether every source is held to what was there at a moment: the query will have no more rows."""
+        return self._held >= self._sources.keys()
+
+    @property
     def backlog(self) -> bool:
         """Whether a bounded source has not ended."""
         return any(source.bounded and name not in self._ended for name, source in self._sources.items())

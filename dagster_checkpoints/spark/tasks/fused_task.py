@@ -23,6 +23,7 @@ from dagster_checkpoints.execution.task_events import (
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.fused_query import FIRST_LIMIT, FusedQuery
 from dagster_checkpoints.spark.tasks.source_task import QueryOfSourcesTask
+from dagster_checkpoints.spark.tasks.task import LOOK_SECONDS
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 
 
@@ -37,8 +38,6 @@ class FusedTask(QueryOfSourcesTask):
         sources: The chain's fused sources, those that have ended included.
         batch_seconds: The time that a micro-batch is to take at most.
     """
-
-    looks_for_end = True
 
     def __init__(self, parts: TaskParts, sources: Sequence[FusedSource], batch_seconds: float) -> None:
         machine = parts.make_machine(
@@ -101,6 +100,9 @@ class FusedTask(QueryOfSourcesTask):
             assert self._event_time is not None
             if self.query.active and self._fused.advance_between_batches(self._event_time):
                 self._reached = self._event_time
+
+    def seconds_to_next_check(self) -> float:
+        return self.seconds_until_end_is_seen if self._state.all_held else LOOK_SECONDS
 
     def check_query(self) -> None:
         super().check_query()

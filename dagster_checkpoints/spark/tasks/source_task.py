@@ -86,13 +86,15 @@ class SourceTask(QueryOfSourcesTask):
     def __init__(self, parts: TaskParts, bounded: bool) -> None:
         super().__init__(parts, _machine(parts, bounded=bounded))
         self._ends_by_itself = bounded or parts.burst
-        self.looks_for_end = self._ends_by_itself
         watermark = parts.instances[0].stage.watermark
         self._idle_after = watermark.idle_after if watermark else None
         self._last_busy_at = time.monotonic()
         self._idle = False
         self._end_due: EndInput | None = None
         """The message that ends the source: it waits for the end of the batch that runs, and checkpoints do not."""
+
+    def seconds_to_next_check(self) -> float:
+        return self.seconds_until_end_is_seen if self._ends_by_itself else super().seconds_to_next_check()
 
     def take(self, mail: Mail) -> None:
         if isinstance(mail, EndInput) and self.machine.running:

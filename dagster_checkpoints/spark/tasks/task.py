@@ -76,7 +76,7 @@ ACTIVE_SECONDS = 1.0
 CHECK_SECONDS = 0.5
 """Seconds between two checks whether the query still runs."""
 LOOK_SECONDS = 0.1
-"""The same for a query whose input may end; shortly after a batch or a message it is `POLL_SECONDS`."""
+"""The same for a query one of whose inputs may end; if all may, it is `POLL_SECONDS` shortly after a batch or a message."""
 
 _EVALUATES = SourceLook("", "reading", "evaluating its DataFrame")
 
@@ -221,7 +221,7 @@ class Task(ABC):
                 self._check_canceled()
                 self._read_mail()
                 if not self._done and (self.query.error is not None or time.monotonic() >= self._next_query_check):
-                    self._next_query_check = time.monotonic() + self._seconds_to_next_check()
+                    self._next_query_check = time.monotonic() + self.seconds_to_next_check()
                     self.runs.check_query() if self.query.paused else self.check_query()
                 if not self._done and not self.query.paused:
                     self._tick()
@@ -236,12 +236,6 @@ class Task(ABC):
         finally:
             self.operators.close()
             self.group_offsets.close(wait=self._done)
-
-    def _seconds_to_next_check(self) -> float:
-        """Each check calls into the JVM; a batch that failed is checked at once."""
-        if not self.looks_for_end:
-            return CHECK_SECONDS
-        return POLL_SECONDS if time.monotonic() < self._active_until else LOOK_SECONDS
 
     def _tick(self) -> None:
         deadline = self.machine.next_deadline()
@@ -270,8 +264,14 @@ class Task(ABC):
 
     # For subclasses
 
-    looks_for_end: bool = False
-    """Whether a check looks for the end of the query's input, which Spark does not report."""
+    def seconds_to_next_check(self) -> float:
+        """Seconds between two checks of the query, which call into the JVM; a batch that failed is checked at once."""
+        return CHECK_SECONDS
+
+    @property
+    def seconds_until_end_is_seen(self) -> float:
+        """The same while the query's input may end by itself, which Spark does not report."""
+        return POLL_SECONDS if time.monotonic() < self._active_until else LOOK_SECONDS
 
     def check_query(self) -> None:
         """Check that the query still runs. Raises its error."""
