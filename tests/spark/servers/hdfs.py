@@ -60,6 +60,7 @@ def running_hdfs(folder: Path, java: str, jars: Sequence[Path]) -> Iterator[Hdfs
         "dfs.replication": "1",
         "dfs.permissions.enabled": "false",
         "dfs.namenode.safemode.extension": "0",
+        "dfs.namenode.redundancy.considerLoad": "false",  # there is only one DataNode, which takes everything
         "dfs.namenode.http-address": f"127.0.0.1:{http}",
         "dfs.datanode.hostname": "127.0.0.1",
         **{f"dfs.datanode.{name}": "127.0.0.1:0" for name in ("address", "http.address")},
@@ -87,7 +88,7 @@ def running_hdfs(folder: Path, java: str, jars: Sequence[Path]) -> Iterator[Hdfs
 
 
 def _wait_for(http: int, processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Wait until the NameNode names a DataNode for a new file."""
+    """Wait until a file has been written to a DataNode."""
     until = time.monotonic() + DEADLINE
     while not _takes_files(http):
         assert all(process.poll() is None for process in processes), "HDFS did not start; see its logs"
@@ -96,8 +97,9 @@ def _wait_for(http: int, processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _takes_files(http: int) -> bool:
+    url = f"http://127.0.0.1:{http}/webhdfs/v1/ready?op=CREATE&overwrite=true"
     try:
-        url = f"http://127.0.0.1:{http}/webhdfs/v1/ready?op=CREATE"
-        return requests.put(url, allow_redirects=False, timeout=5).status_code == 307
+        named = requests.put(url, allow_redirects=False, timeout=5)
+        return named.status_code == 307 and requests.put(named.headers["Location"], data=b"yes", timeout=10).status_code == 201
     except requests.RequestException:
         return False
