@@ -26,7 +26,7 @@ JOB = "/locations/live/jobs/shop_job"
 CHECKPOINTS = "/assets/checkpoints/shop"
 SAVEPOINTS = "/assets/savepoints/shop"
 TOASTS = "[...document.querySelectorAll('[data-sonner-toast]')].filter(e => e.dataset.type === 'error').map(e => e.innerText)"
-LINES = "document.body.innerText.split('\\n')"
+LINES = "(document.body ? document.body.innerText : '').split('\\n')"
 EDITOR = "document.querySelector('.CodeMirror')"
 REPORT_TABS = ("overview", "graph", "history", "summary", "timeline", "configuration")
 STAGES = ("history", "live", "sales", "minutes")
