@@ -67,8 +67,6 @@ DEFAULTS: Mapping[str, str] = {
     "spark.driver.memory": "2g",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
-    # Otherwise RocksDB looks for each key that is put or removed, for Spark's numRowsTotal, which nothing reads here.
-    "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
     "spark.sql.streaming.pollingDelay": "50ms",
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.sql.streaming.numRecentProgressUpdates": "2",
