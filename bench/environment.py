@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.coordination import CheckpointConfig, FailoverStrategy, FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline
+from dagster_checkpoints.plugin.resource import ALIGNED_CHECKPOINT_TIMEOUT
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobEvent, JobResult
 from dagster_checkpoints.spark.job.job_execution import JobExecution
 from dagster_checkpoints.spark.job.job_options import JobOptions
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 CORES = 2
 NO_PERIODIC = 24 * 3600.0  # an interval longer than any run: only final checkpoints
+
+
+BY_DEFAULT: Mapping[str, Any] = {"unaligned": True, "aligned_checkpoint_timeout": ALIGNED_CHECKPOINT_TIMEOUT}
+"""How barriers wait if the resource of Dagster has no settings for it."""
 
 
 class BenchFailed(Exception):

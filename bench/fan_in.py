@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from bench.environment import Environment
+from bench.environment import BY_DEFAULT, Environment
 from bench.measures import Measure, at_least, below, percentile
 from bench.processes import cpu_seconds
 from bench.throughput import compare
 from dagster_checkpoints.pipeline import Pipeline, StageContext, StageInput, bounded_source, stage
-from dagster_checkpoints.plugin.resource import ALIGNED_CHECKPOINT_TIMEOUT
 from dagster_checkpoints.sinks import ParquetSink
 
 if TYPE_CHECKING:
@@ -187,8 +186,7 @@ def measure(environment: Environment) -> Iterator[Measure]:
 
 
 def _checkpoints(environment: Environment, layouts: Mapping[str, Feeds]) -> Iterator[Measure]:
-    of_the_resource = {"unaligned": True, "aligned_checkpoint_timeout": ALIGNED_CHECKPOINT_TIMEOUT}
-    settings: dict[str, dict[str, Any]] = {"by default": of_the_resource, "aligned": {}, "unaligned": {"unaligned": True}}
+    settings: dict[str, Mapping[str, Any]] = {"by default": BY_DEFAULT, "aligned": {}, "unaligned": {"unaligned": True}}
     for layout, feeds in layouts.items():
         for barriers in settings if feeds.fuse is False else ("by default",):
             folder = environment.fresh("fan-in-checkpoints")

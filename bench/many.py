@@ -10,21 +10,21 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
 from bench.control import request, run_under_control, wait_until
-from bench.environment import Environment
+from bench.environment import BY_DEFAULT, Environment
 from bench.measures import Measure, below
 from bench.processes import cpu_seconds, pss_mb, threads, tree
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, StageInput, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
-from dagster_checkpoints.spark.job.events import CheckpointDone
+from dagster_checkpoints.spark.job.events import CheckpointDone, FirstBatch
 from dagster_checkpoints.spark.job.job_execution import JobExecution
 
 if TYPE_CHECKING:
@@ -79,17 +79,19 @@ def measure(environment: Environment) -> Iterator[Measure]:
         yield Measure(PART, f"{what}: memory", seen.memory, "MB")
 
 
-def observe(environment: Environment, count: int, checkpoints: Mapping[str, Any] | None = None) -> Observed:
+def observe(environment: Environment, count: int) -> Observed:
     folder = environment.fresh("many")
     names = [f"s{number:02d}" for number in range(count // 2)]
     seen = Observed()
     done: list[tuple[float, float]] = []
+    begun: set[tuple[str, ...]] = set()
 
     def control(job: JobExecution) -> None:
         began = time.monotonic()
         wait_until(lambda: bool(done))
         seen.started = time.monotonic() - began
-        time.sleep(IDLE_SECONDS / 2)  # the start's own work ends
+        wait_until(lambda: len(begun) == count)
+        time.sleep(IDLE_SECONDS / 2)  # what the first micro-batches have begun ends
         seen.idle, seen.idle_use = _watched(done, IDLE_SECONDS)
         over = threading.Event()
         feeding = threading.Thread(target=feed, args=(folder, names, over))
@@ -105,10 +107,12 @@ def observe(environment: Environment, count: int, checkpoints: Mapping[str, Any]
     def note(event: object, job: JobExecution) -> None:
         if isinstance(event, CheckpointDone):
             done.append((time.monotonic(), event.duration))
+        elif isinstance(event, FirstBatch):
+            begun.add(event.stages)
 
     for number in range(2):  # the first rows
         write(folder, names, number)
-    run_under_control(environment, pipeline(folder, names), folder, control, note, interval=INTERVAL, checkpoints=checkpoints)
+    run_under_control(environment, pipeline(folder, names), folder, control, note, interval=INTERVAL, checkpoints=BY_DEFAULT)
     return seen
 
 

@@ -26,6 +26,11 @@ def url_scheme(text: str) -> str | None:
     return match[1].lower()
 
 
+def in_object_store(text: str) -> bool:
+    """Whether a path or URL is one of an object store, of which each look at a directory is a request that costs money."""
+    return url_scheme(text) in _CLOUDS | {"s3", "s3a", "s3n"}
+
+
 def is_hidden(path: str) -> bool:
     """Whether Spark leaves out a file below a directory that it reads, for the name of the file or of a directory on the way.
 

@@ -122,6 +122,11 @@ class Pipeline:
         """Whether the pipeline ends by itself: all of its stages are bounded."""
         return all(self._bounded.values())
 
+    @property
+    def unbounded_streams(self) -> int:
+        """The number of sources that a query asks for rows until a request ends them; a split source has other queries."""
+        return sum(stage.kind is StageKind.UNBOUNDED_SOURCE and stage.split_interval is None for stage in self.stages)
+
     def event_time(self, name: str) -> str | None:
         """The event-time column of the stage's output; None if it has none.
 

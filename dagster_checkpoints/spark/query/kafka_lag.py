@@ -64,6 +64,11 @@ def streams_with_minimum(frame: DataFrame) -> tuple[int, ...]:
     )
 
 
+def reads_only_kafka(frame: DataFrame) -> bool:
+    """Whether all streams of a DataFrame are Kafka's, as far as their names say: `kafka`, or a class whose name has it."""
+    return all(leaf.nodeName() == V2_STREAM and "kafka" in str(leaf.sourceName()).lower() for leaf in streams(frame))
+
+
 def rows_between(start: str, end: str) -> int:
     """The number of messages from one offset of a Kafka source to another, both as JSON."""
     return _between(_offsets(start) or {}, _offsets(end) or {})

@@ -25,10 +25,9 @@ from dagster_checkpoints.spark.query.driver_sources import KEPT_ERRORS, SourceFa
 from dagster_checkpoints.spark.query.file_batches import check_files
 from dagster_checkpoints.spark.query.file_paths import reads_files
 from dagster_checkpoints.spark.query.held_starts import held_start
-from dagster_checkpoints.spark.query.kafka_lag import rows_behind, rows_between, streams_with_minimum
+from dagster_checkpoints.spark.query.kafka_lag import reads_only_kafka, rows_behind, rows_between, streams_with_minimum
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.query_log import QueryLog
-from dagster_checkpoints.spark.query.query_sessions import with_partitions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -102,7 +101,6 @@ class TaskQuery:
             must end because the query is closing.
         begin: Called with the number of a micro-batch before `on_batch`; no snapshot is taken meanwhile.
         gate: The gate that the query's sources ask; None for a query that reads no channels.
-        partitions: The number of its state partitions when it begins without a log; None for the session's.
     """
 
     def __init__(
@@ -113,7 +111,6 @@ class TaskQuery:
         before_batch: Callable[[Callable[[], bool]], None],
         begin: Callable[[int], None] = lambda batch_id: None,
         gate: QueryGate | None = None,
-        partitions: int | None = None,
     ) -> None:
         self.log = QueryLog(checkpoint)
         self.checkpoint = checkpoint
@@ -124,7 +121,6 @@ class TaskQuery:
         self._before_batch = before_batch
         self._begin = begin
         self._gate = gate
-        self._partitions = partitions
         self._lock = threading.Lock()
         """Held while a batch is processed, its evaluation included."""
         self._emitting = threading.Lock()
@@ -135,7 +131,7 @@ class TaskQuery:
         self._admits = threading.Event()  # cleared when no other batch may begin
         self._admits.set()
         self._last_batch: int | None = None
-        self._reads_files = False
+        self._reads_files = self._reads_only_kafka = False
         self._with_minimum: tuple[int, ...] = ()
         """The positions of the streams that may hold rows back, see `holds_back`."""
         self._begun = threading.Event()  # the query's object is known
@@ -164,13 +160,11 @@ class TaskQuery:
             self._gate.begin()
         self._trigger, self._only_batch = trigger, self.log.last_committed() + 1
         frame.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self._pool)
-        if self._partitions is not None:
-            frame = with_partitions(frame, self._partitions)
         writer = frame.writeStream.outputMode(output_mode).option("checkpointLocation", url(self.checkpoint))
         if trigger:
             writer = writer.trigger(**trigger)
         self.runs += 1
-        self._reads_files = reads_files(frame)
+        self._reads_files, self._reads_only_kafka = reads_files(frame), reads_only_kafka(frame)
         self._with_minimum = streams_with_minimum(frame) if self._gate is None else ()
         self._begun.clear()
         with held_start(frame) if before_first_batch is not None else nullcontext():
@@ -383,7 +377,9 @@ class TaskQuery:
     @property
     def rows_behind(self) -> int | None:
         """The number of Kafka's messages that were not read when the last micro-batch was planned; None for other sources."""
-        progress = self._query.lastProgress if self._query is not None else None
+        if self._query is None or not self._reads_only_kafka:
+            return None
+        progress = self._query.lastProgress
         return None if progress is None else rows_behind(progress.sources)
 
     @property

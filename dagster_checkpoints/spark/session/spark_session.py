@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.spark.query.query_guard import guard_queries
+from dagster_checkpoints.spark.query.query_sessions import POLLING_DELAY, USUAL_POLLING_DELAY
 from dagster_checkpoints.spark.session import executor_probe
 from dagster_checkpoints.spark.session.class_archive import ClassArchive
 from dagster_checkpoints.spark.session.java import configure_java
@@ -67,7 +68,7 @@ DEFAULTS: Mapping[str, str] = {
     "spark.driver.memory": "2g",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
-    "spark.sql.streaming.pollingDelay": "50ms",
+    POLLING_DELAY: USUAL_POLLING_DELAY,
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.sql.streaming.numRecentProgressUpdates": "2",
     "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import WatermarkStatus
@@ -11,9 +12,13 @@ from dagster_checkpoints.execution.messages import EndInput
 from dagster_checkpoints.execution.source_answers import SourceLook
 from dagster_checkpoints.execution.task_events import BacklogMeasured, SourceExhausted
 from dagster_checkpoints.execution.task_machine import TaskMachine
+from dagster_checkpoints.spark.query.query_sessions import polling_of
 from dagster_checkpoints.spark.tasks.messages import Mail
 from dagster_checkpoints.spark.tasks.task import Task
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 MEASURE_SECONDS = 1.0
 """Time between two measurements of a backlog."""
@@ -23,6 +28,9 @@ class QueryOfSourcesTask(Task):
     """What tasks have in common whose query reads sources, not channels."""
 
     _next_measure = 0.0
+
+    def query_settings(self, frame: DataFrame) -> dict[str, str]:
+        return super().query_settings(frame) | polling_of(frame, self.parts.pipeline.unbounded_streams)
 
     def caught_up(self, stage: str) -> bool | None:
         if not self.machine.running or self.machine.has_read_all:

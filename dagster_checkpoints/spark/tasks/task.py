@@ -54,6 +54,8 @@ from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.query import TaskQuery
 from dagster_checkpoints.spark.query.query_gate import QueryGate
+from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS
+from dagster_checkpoints.spark.query.query_sessions import with_settings
 from dagster_checkpoints.spark.query.row_counts import rows_of_batch, rows_of_table
 from dagster_checkpoints.spark.tasks.emitted_rows import EmittedRows
 from dagster_checkpoints.spark.tasks.group_offsets import GroupOffsets
@@ -103,9 +105,8 @@ class Task(ABC):
         self.stages = StageErrors(parts.instances, parts.plan.outputs if parts.plan is not None else {})
         self.operators = OperatorChain(parts, self.stages)
         checkpoint = parts.folder.work / "checkpoint"
-        partitions = parts.pipeline.stage(parts.chain.name).state_partitions_of_instance
         wait = self.output.wait_for_consumers
-        self.query = TaskQuery(checkpoint, str(parts.id), self._on_batch, wait, self.before_batch, gate, partitions)
+        self.query = TaskQuery(checkpoint, str(parts.id), self._on_batch, wait, self.before_batch, gate)
         self.runs = QueryRuns(parts.id, self.query, self.tail.stage.output_mode, self._check_canceled)
         self.watermarks = TaskWatermarks(parts, self.query, self.committed_watermark)
         self.snapshots = TaskSnapshots(parts, self.query, self.operators, self.watermarks)
@@ -284,6 +285,11 @@ class Task(ABC):
     def report_waiting(self) -> None:  # noqa: B027 - a source waits for nothing
         """Report the inputs that the task waits for before it has a query."""
 
+    def query_settings(self, frame: DataFrame) -> dict[str, str]:
+        """Settings of Spark with which the query starts, unless its log has others."""
+        partitions = self.parts.pipeline.stage(self.parts.chain.name).state_partitions_of_instance
+        return {} if partitions is None else {STATE_PARTITIONS: str(partitions)}
+
     def launch_query(self) -> None:
         """Start the query for the first time."""
         raise AssertionError(f"{self.id} has no query to start")
@@ -318,7 +324,8 @@ class Task(ABC):
     ) -> None:
         """Start the query with one of Spark's triggers, by default without a pause between batches."""
         assert self.plan is not None
-        self.runs.start(self.plan.frame, trigger or {}, before_first_batch)
+        frame = with_settings(self.plan.frame, self.query_settings(self.plan.frame))
+        self.runs.start(frame, trigger or {}, before_first_batch)
         self.parts.report(TaskQueryStarted(self.id))
 
     def _on_batch(self, batch: DataFrame, batch_id: int) -> Callable[[], None]:
