@@ -31,10 +31,13 @@ def test_a_session_with_another_value_of_a_required_setting_is_refused(key: str)
     check_session(session_with())
     check_session(session_with(**{key: REQUIRED[key].upper()}))
     with pytest.raises(
-        SparkSettingError, match=rf"{key}=other in the job's session.*need {key}={REQUIRED[key]}.*spark\.conf\.set"
+        SparkSettingError,
+        match=rf"{key}=other in the session of the pipeline's queries.*need {key}={REQUIRED[key]}.*spark\.conf\.set",
     ):
         check_session(session_with(**{key: "other"}))
-    with pytest.raises(SparkSettingError, match=rf"{key} is not set in the job's session.*spark\.conf\.unset"):
+    with pytest.raises(
+        SparkSettingError, match=rf"{key} is not set in the session of the pipeline's queries.*spark\.conf\.unset"
+    ):
         check_session(session_with(**{key: None}))
 
 
