@@ -151,12 +151,11 @@ def check_session(spark: SparkSession) -> None:
     check_supported(spark.version)
     for key, required in REQUIRED.items():
         found = spark.conf.get(key, None)
-        if found is None or found.lower() != required.lower():
-            shown = f"{key} is not set" if found is None else f"{key}={found}"
+        if found is not None and found.lower() != required.lower():
             raise SparkSettingError(
-                f"Spark configuration {shown} in the session of the pipeline's queries: checkpoints need {key}={required}. A "
-                "stage's function, or other code in the process of the run, has changed it (spark.conf.set, spark.conf.unset; or "
-                "a session of its own, spark.newSession). Remove that call; nothing was started with the setting."
+                f"Spark configuration {key}={found} in the session of the pipeline's queries: checkpoints need {key}={required}. "
+                "A stage's function, or other code in the process of the run, has set it (spark.conf.set, also in a session of "
+                "its own, spark.newSession). Remove that call; nothing was started with the setting."
             )
     where = "a stage's function (spark.conf.set), the resource's spark_config or spark-defaults.conf, whichever sets it"
     _check_others(lambda key: spark.conf.get(key, None), where)
