@@ -58,13 +58,14 @@ def check(
 def _reports(code: LoadedCode, pipelines: list[Pipeline], *, sinks: bool) -> list[PlanReport]:
     from dagster_checkpoints.spark.job.plan_check import check_plans
     from dagster_checkpoints.spark.job.sink_check import check_sinks
-    from dagster_checkpoints.spark.session.spark_session import build_session
+    from dagster_checkpoints.spark.session.spark_session import build_session, check_session
 
     code.check_settings()
     settings = code.spark_settings()
     spark = build_session({**settings, "spark.master": "local[1]", "spark.app.name": "dagster-checkpoints check"})
     try:
         reports = [check_plans(pipeline, spark) for pipeline in pipelines]
+        check_session(spark)  # the stages' functions have run by now
         for pipeline, report in zip(pipelines, reports, strict=True):
             if sinks:
                 check_sinks(pipeline, spark, report)

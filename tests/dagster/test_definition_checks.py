@@ -53,6 +53,26 @@ CLUSTER = {"spark.master": "spark://h:7077"}
             SparkSettingError,
             "enableSourceEvolution=true: checkpoints need spark.sql.streaming.queryEvolution.enableSourceEvolution=false",
         ),
+        (
+            {"spark_config": {"spark.sql.streaming.statefulOperator.allowMultiple": False}},
+            SparkSettingError,
+            "allowMultiple=false: checkpoints need spark.sql.streaming.statefulOperator.allowMultiple=true",
+        ),
+        (
+            {"spark_config": {"spark": {"sql": {"streaming": {"stateStore": {"rocksDB": {"trackTotalNumberOfRows": False}}}}}}},
+            SparkSettingError,
+            "need spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows=true",
+        ),
+        (
+            {"spark_config": {"spark.sql.streaming.internal.stateStore.partitions": 5}},
+            SparkSettingError,
+            "expected that it is not set. It would replace the number of state partitions",
+        ),
+        (
+            {"spark_config": {"spark.sql.streaming.numRecentProgressUpdates": 1}},
+            SparkSettingError,
+            "numRecentProgressUpdates=1: expected at least 2. Spark keeps one less",
+        ),
         ({"spark_config": {"spark.remote": "sc://h"}}, SparkSettingError, "Spark Connect is not supported"),
     ],
 )

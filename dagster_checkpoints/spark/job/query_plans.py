@@ -60,6 +60,7 @@ from dagster_checkpoints.spark.query.stage_inputs import (
     table_dataframe,
     without_event_time,
 )
+from dagster_checkpoints.spark.session.spark_session import check_session
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.spark.tasks.channel_task import TaskInput
 from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
@@ -135,6 +136,7 @@ class QueryPlans:
         Raises:
             StageError, RefusedAtStage: The plan cannot run.
             StatefulPlanChanged, SourcesChanged: The restored state belongs to another plan.
+            SparkSettingError: The plan is of a session with a setting with which checkpoints do not work.
         """
         self._check_keys(chain, instances)
         self._check_columns(chain, index, inputs)
@@ -142,6 +144,8 @@ class QueryPlans:
         fused = fused_in(self._pipeline, chain.stages)
         stand_ins = self._stand_ins(fused) if fused else None
         plan = self._analyse(chain, index, inputs) if has_static else self.build(instances, inputs, {}, stand_ins)
+        if plan.frame.sparkSession is not self._spark:  # a stage's function has made another one, in which the query would run
+            check_session(plan.frame.sparkSession)
         tail = instances[-1]
         if tail.stage.quarantine is not None:
             check_quarantine(tail.call, tail.stage.quarantine, plan.frame)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
@@ -57,6 +57,41 @@ REQUIRED: Mapping[str, str] = {
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",  # with LEGACY sinks take days before 1582-10-15 for others
     "spark.sql.streaming.stopTimeout": "60s",
     "spark.scheduler.mode": "FAIR",  # otherwise a backfill's long batch delays the live stages and their barriers
+    # What is said of rows that stay in state at the end of data is the number that RocksDB counts.
+    "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "true",
+    # Spark's checks of what would lose, mix up or leave out rows of an operator with state.
+    "spark.sql.streaming.unsupportedOperationCheck": "true",
+    "spark.sql.streaming.statefulOperator.checkCorrectness.enabled": "true",
+    "spark.sql.streaming.stateStore.stateSchemaCheck": "true",
+    "spark.sql.streaming.stateStore.formatValidation.enabled": "true",
+    "spark.sql.streaming.stateStore.commitValidation.enabled": "true",
+    # Other operators than those of which the end of data, late rows and restored state are known; or Spark's former mistakes.
+    "spark.sql.streaming.statefulOperator.allowMultiple": "true",  # with false all operators have one watermark
+    "spark.sql.streaming.useStreamlineAggregator": "false",
+    "spark.sql.streaming.stateStore.skipNullsForStreamStreamJoins.enabled": "false",
+    "spark.sql.optimizer.pruneFiltersCanPruneStreamingSubplan": "false",
+    "spark.sql.streaming.optimizeOneRowPlan.enabled": "false",
+    "spark.sql.legacy.sessionInitWithConfigDefaults": "false",  # a query would lose its number of state partitions
+}
+# Settings that hold a number, with the least one, and what needs it. Without the setting Spark's default counts.
+LEAST: Mapping[str, tuple[int, str]] = {
+    RETAINED_BATCHES: (
+        LEAST_RETAINED_BATCHES,
+        "A checkpoint as of micro-batch b holds Spark's files of batch b - 1 as well, and Spark deletes them sooner.",
+    ),
+    "spark.sql.streaming.numRecentProgressUpdates": (
+        2,
+        "Spark keeps one less, and the backlog of a Kafka source and the answers of silent sources are read from the last one.",
+    ),
+}
+# Settings that must not be there, with what they would change.
+UNSET: Mapping[str, str] = {
+    "spark.sql.streaming.internal.stateStore.partitions": (
+        "It would replace the number of state partitions that a stage has (state_partitions, spark.sql.shuffle.partitions)."
+    ),
+    "spark.sql.streaming.disabledV2MicroBatchReaders": (
+        "The backlog and the limits of Kafka sources are known of Spark's newer source only."
+    ),
 }
 # Recommended settings; a user's own value replaces them.
 DEFAULTS: Mapping[str, str] = {
@@ -87,13 +122,15 @@ def session_config(config: Mapping[str, Any] | None = None) -> dict[str, str]:
         SparkSettingError: The user's configuration contradicts what the protocol requires.
     """
     chosen = {key: _text(value) for key, value in (config or {}).items()}
-    for key, required in REQUIRED.items():
-        if chosen.get(key, required).lower() != required.lower():
+    known = {key.lower(): key for key in REQUIRED}
+    for key, found in chosen.items():
+        required = REQUIRED.get(known.get(key.lower(), ""))  # RocksDB's settings count in any spelling: "rocksDB", "rocksdb"
+        if required is not None and found.lower() != required.lower():
             raise SparkSettingError(
-                f"Spark configuration {key}={chosen[key]}: checkpoints need {key}={required}. Remove the setting from the "
-                "resource's spark_config."
+                f"Spark configuration {key}={found}: checkpoints need {known[key.lower()]}={required}. Remove the setting from "
+                "the resource's spark_config."
             )
-    _check_retained_batches(chosen.get(RETAINED_BATCHES))
+    _check_others(chosen.get, "the resource's spark_config")
     for key in ("spark.remote", "spark.api.mode"):
         if key in chosen and (key, chosen[key].lower()) != ("spark.api.mode", "classic"):
             raise SparkSettingError(
@@ -101,7 +138,8 @@ def session_config(config: Mapping[str, Any] | None = None) -> dict[str, str]:
                 "Spark Connect is not supported. Remove the setting from the resource's spark_config, and name the cluster's "
                 "spark.master."
             )
-    return {**DEFAULTS, **chosen, **REQUIRED}
+    others = {key: value for key, value in chosen.items() if key.lower() not in known}
+    return {**DEFAULTS, **others, **REQUIRED}
 
 
 def check_session(spark: SparkSession) -> None:
@@ -116,21 +154,32 @@ def check_session(spark: SparkSession) -> None:
         found = spark.conf.get(key, None)
         if found is not None and found.lower() != required.lower():
             raise SparkSettingError(
-                f"Spark configuration {key}={found} in the job's session: checkpoints need {key}={required}. A stage's function, "
-                "or other code in the process of the run, has set it (spark.conf.set). Remove that call; nothing was started "
-                "with the setting."
+                f"Spark configuration {key}={found} in the session of the pipeline's queries: checkpoints need {key}={required}. "
+                "A stage's function, or other code in the process of the run, has set it (spark.conf.set, also in a session of "
+                "its own, spark.newSession). Remove that call; nothing was started with the setting."
             )
-    _check_retained_batches(spark.conf.get(RETAINED_BATCHES, None))
+    where = "a stage's function (spark.conf.set), the resource's spark_config or spark-defaults.conf, whichever sets it"
+    _check_others(lambda key: spark.conf.get(key, None), where)
 
 
-def _check_retained_batches(found: str | None) -> None:
-    """Check that Spark keeps the files of the micro-batches that a snapshot needs; None is Spark's default, 100."""
-    if found is not None and (not found.strip().isdecimal() or int(found) < LEAST_RETAINED_BATCHES):
-        raise SparkSettingError(
-            f"Spark configuration {RETAINED_BATCHES}={found}: expected at least {LEAST_RETAINED_BATCHES}. A checkpoint as of "
-            "micro-batch b holds Spark's files of batch b - 1 as well, and Spark deletes them sooner. Remove the setting from "
-            "the resource's spark_config."
-        )
+def _check_others(setting: Callable[[str], str | None], where: str) -> None:
+    """Check the settings that must not be there, and those that have a least value.
+
+    Args:
+        setting: Gives a setting's value; None if it is not set.
+        where: Where a setting may come from, for the text of errors.
+    """
+    for key, why in UNSET.items():
+        if found := setting(key):
+            raise SparkSettingError(
+                f"Spark configuration {key}={found}: expected that it is not set. {why} Remove it from {where}."
+            )
+    for key, (least, why) in LEAST.items():
+        found = setting(key)
+        if found is not None and (not found.strip().isdecimal() or int(found) < least):
+            raise SparkSettingError(
+                f"Spark configuration {key}={found}: expected at least {least}. {why} Remove the setting from {where}."
+            )
 
 
 def build_session(config: Mapping[str, Any] | None = None, *, share_classes: bool = False) -> SparkSession:

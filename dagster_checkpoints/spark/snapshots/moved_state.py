@@ -9,7 +9,6 @@ checkpoints are stored.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,9 +21,12 @@ from dagster_checkpoints.spark.channels.segments import key_group, owner_of_grou
 from dagster_checkpoints.spark.files.work_path import WorkPath, entries_of, rename
 from dagster_checkpoints.spark.query.routed_keys import RoutedKey
 from dagster_checkpoints.spark.snapshots.rewritten_state import (
+    DESCRIPTION,
+    JOIN,
     PARTITION_KEY,
     StateOfBatch,
     StateRows,
+    operator_name,
     rewrite_state,
     why_not_rewritten,
 )
@@ -33,8 +35,6 @@ from dagster_checkpoints.state import InstancesChanged, KeyedStateShare
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_JOIN = "symmetricHashJoin"
-_DESCRIPTION = "_metadata"
 _PLACE = "__dagster_checkpoints_partition__"
 _MISROUTED = "dagster_checkpoints: a key is held by an instance that does not own it"
 
@@ -126,25 +126,12 @@ def _move(source: WorkPath, target: WorkPath) -> None:
     """Move the stores of a state partition; their descriptions are in the target already."""
     target.mkdir(parents=True, exist_ok=True)
     for entry in entries_of(source):
-        if entry.name == _DESCRIPTION:
+        if entry.name == DESCRIPTION:
             continue
         if entry.name in (found.name for found in entries_of(target)):
             _move(entry, target / entry.name)
         else:
             rename(entry, target / entry.name)
-
-
-def _operator_name(checkpoint: WorkPath, operator: str) -> str:
-    """Spark's name of a stateful operator, such as "symmetricHashJoin"."""
-    folder = checkpoint / "state" / operator / _DESCRIPTION
-    found = [
-        entry
-        for part in (folder, folder / "v2")
-        for entry in entries_of(part)
-        if entry.name.isdecimal() or entry.name == "metadata"
-    ]
-    _, _, text = found[0].read_text(encoding="utf-8").partition("\n")
-    return str(json.loads(text)["operatorInfo"]["operatorName"])
 
 
 class _Rows(StateRows):
@@ -183,7 +170,7 @@ class _Rows(StateRows):
     def _key_column(self, found: DataType, operator: str) -> str:
         """The name of the column by which rows are routed in the key of an operator's state."""
         key = self._move.key
-        is_join = _operator_name(self._move.target.checkpoint, operator) == _JOIN
+        is_join = operator_name(self._move.target.checkpoint, operator) == JOIN
         wanted = key.in_joins if is_join else key.column
         fields = found.fields if isinstance(found, StructType) else []
         if wanted is None or not any(field.name == wanted and field.dataType == key.type for field in fields):

@@ -9,6 +9,7 @@ Source: Spark's `StateRewriter`, `OfflineStateRepartitionRunner` and `StateSourc
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,15 @@ if TYPE_CHECKING:
 
 PARTITION_KEY = "partition_key"
 """The column with the key by which Spark divides the rows of a query into state partitions."""
+JOIN = "symmetricHashJoin"
+"""Spark's name of a join of streams."""
+DESCRIPTION = "_metadata"
+"""The folder of Spark's description of a stateful operator."""
 _ALL_COLUMN_FAMILIES = "_readAllColumnFamilies"
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+_JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
+_SEVERAL_ROWS_OF_A_KEY = "4"
+"""The format of the state of joins in which RocksDB merges the rows of a key: Spark's rewriting writes what it cannot read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +96,30 @@ def why_not_rewritten(spark: SparkSession, old: StateOfBatch | None = None) -> s
     provider = old.configuration.get(_PROVIDER) if old is not None else ROCKSDB
     if provider != ROCKSDB:
         return f"expected state in RocksDB, which alone can be written again, found {_PROVIDER} = {provider}"
+    if old is not None and old.configuration.get(_JOIN_FORMAT) == _SEVERAL_ROWS_OF_A_KEY and _has_join(old.checkpoint):
+        return (
+            f"expected the state of a join of streams in format 2 or 3, found {_JOIN_FORMAT} = {_SEVERAL_ROWS_OF_A_KEY}, with "
+            "which its query has begun: Spark cannot write this format again"
+        )
     return ""
+
+
+def operator_name(checkpoint: WorkPath, operator: str) -> str:
+    """Spark's name of a stateful operator, such as :data:`JOIN`."""
+    folder = checkpoint / "state" / operator / DESCRIPTION
+    found = [
+        entry
+        for part in (folder, folder / "v2")
+        for entry in entries_of(part)
+        if entry.name.isdecimal() or entry.name == "metadata"
+    ]
+    _, _, text = found[0].read_text(encoding="utf-8").partition("\n")
+    return str(json.loads(text)["operatorInfo"]["operatorName"])
+
+
+def _has_join(checkpoint: WorkPath) -> bool:
+    operators = (entry.name for entry in entries_of(checkpoint / "state") if entry.name.isdecimal())
+    return any(operator_name(checkpoint, operator) == JOIN for operator in operators)
 
 
 def rewrite_state(spark: SparkSession, rows: StateRows, target: StateOfBatch) -> None:

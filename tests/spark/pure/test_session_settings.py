@@ -10,7 +10,14 @@ import pytest
 
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.spark.job.attempt_driver import AttemptDriver
-from dagster_checkpoints.spark.session.spark_session import REQUIRED, SparkSettingError, check_session, session_config
+from dagster_checkpoints.spark.session.spark_session import (
+    LEAST,
+    REQUIRED,
+    UNSET,
+    SparkSettingError,
+    check_session,
+    session_config,
+)
 
 
 def session_with(**changed: str) -> Any:
@@ -24,9 +31,41 @@ def test_a_session_with_another_value_of_a_required_setting_is_refused(key: str)
     check_session(session_with())
     check_session(session_with(**{key: REQUIRED[key].upper()}))
     with pytest.raises(
-        SparkSettingError, match=rf"{key}=other in the job's session.*need {key}={REQUIRED[key]}.*spark\.conf\.set"
+        SparkSettingError,
+        match=rf"{key}=other in the session of the pipeline's queries.*need {key}={REQUIRED[key]}.*spark\.conf\.set",
     ):
         check_session(session_with(**{key: "other"}))
+
+
+@pytest.mark.parametrize("key", REQUIRED)
+def test_a_required_setting_is_known_in_any_spelling(key: str) -> None:
+    """RocksDB's count in any: `rocksDB.changelogCheckpointing` would replace that of the plugin."""
+    spelt = key.replace("rocksdb", "rocksDB").replace("enabled", "Enabled").replace("sql", "SQL")
+    with pytest.raises(SparkSettingError, match=rf"{spelt}=other: checkpoints need {key}={REQUIRED[key]}\. Remove"):
+        session_config({spelt: "other"})
+    settings = session_config({spelt: REQUIRED[key].upper()})
+    assert [settings[name] for name in settings if name.lower() == key.lower()] == [REQUIRED[key]]
+
+
+@pytest.mark.parametrize("key", LEAST)
+def test_a_setting_below_its_least_value_is_refused(key: str) -> None:
+    least, why = LEAST[key]
+    session_config({key: least})
+    check_session(session_with(**{key: f" {least + 1} "}))
+    with pytest.raises(SparkSettingError, match=rf"{key}={least - 1}: expected at least {least}\. .*Remove"):
+        session_config({key: least - 1})
+    with pytest.raises(SparkSettingError, match=rf"{key}=few: expected at least {least}\. .*spark-defaults\.conf") as refused:
+        check_session(session_with(**{key: "few"}))
+    assert why in str(refused.value)
+
+
+@pytest.mark.parametrize("key", UNSET)
+def test_a_setting_that_must_not_be_there_is_refused(key: str) -> None:
+    check_session(session_with(**{key: ""}))
+    with pytest.raises(SparkSettingError, match=rf"{key}=5: expected that it is not set\. .*the resource's spark_config\.$"):
+        session_config({key: 5})
+    with pytest.raises(SparkSettingError, match=rf"{key}=5: .*spark-defaults\.conf"):
+        check_session(session_with(**{key: "5"}))
 
 
 def test_days_of_the_julian_calendar_in_parquet_files_are_refused() -> None:

@@ -1,0 +1,58 @@
+"""Settings that a stage's function changes, in the job's session or in another one: refused by `check` and at the start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dagster_checkpoints import ParquetSink, Pipeline, stage, unbounded_source
+from dagster_checkpoints.cli import check
+from dagster_checkpoints.spark.job.plan_check import check_plans
+from dagster_checkpoints.spark.session import spark_session
+from dagster_checkpoints.spark.session.spark_session import SparkSettingError
+
+POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
+
+
+def pipeline(folder: Any, session: Any) -> Pipeline:
+    """A pipeline whose query runs in the session that a function gives."""
+
+    @unbounded_source
+    def rows(context: Any) -> Any:
+        return session(context.spark).readStream.schema("v long").parquet(str(folder))
+
+    @stage(sink=ParquetSink(folder / "out"))
+    def out(rows: Any) -> Any:
+        return rows
+
+    return Pipeline("p", [rows, out])
+
+
+def test_the_query_of_a_session_with_another_setting_is_refused(spark: Any, tmp_path: Any) -> None:
+    """A query runs in the session of its plan: with the policy `max` it drops rows of the source that is behind as late."""
+
+    def changed(of: Any) -> Any:
+        session = of.newSession()
+        session.conf.set(POLICY, "max")
+        return session
+
+    with pytest.raises(SparkSettingError, match=rf"{POLICY}=max in the session of .*spark\.newSession"):
+        check_plans(pipeline(tmp_path, changed), spark)
+    assert check_plans(pipeline(tmp_path, lambda of: of.newSession()), spark).ok
+
+
+def test_check_refuses_a_setting_that_a_run_would_refuse(spark: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(of: Any) -> Any:
+        of.conf.set(POLICY, "max")
+        return of
+
+    code = type("Code", (), {"check_settings": lambda self: None, "spark_settings": lambda self: {}})()
+    monkeypatch.setattr(spark_session, "build_session", lambda settings: spark)
+    monkeypatch.setattr(spark, "stop", lambda: None)
+    try:
+        with pytest.raises(SparkSettingError, match=f"{POLICY}=max"):
+            check._reports(code, [pipeline(tmp_path, changed)], sinks=False)
+    finally:
+        spark.conf.set(POLICY, "min")
+    assert [report.ok for report in check._reports(code, [pipeline(tmp_path, lambda of: of)], sinks=False)] == [True]
