@@ -77,7 +77,7 @@ def test_a_path_that_spark_does_not_read_once_is_refused(spark: Any, tmp_path: P
     assert raised.value.repeats and str(raised.value).startswith("Stage 'raw' (instance '0'): expected a path of which Spark")
 
 
-def test_a_pattern_in_front_of_partition_directories_and_one_that_matches_nothing(spark: Any, tmp_path: Path) -> None:
+def test_a_pattern_in_front_of_partition_directories_and_paths_without_files(spark: Any, tmp_path: Path) -> None:
     """Spark finds the partition columns below a pattern, and reads no values of them without the option basePath."""
     put(tmp_path / "in/raw/day=1", "0.parquet")
     found: list[int] = []
@@ -102,8 +102,10 @@ def test_a_pattern_in_front_of_partition_directories_and_one_that_matches_nothin
     assert checked("in/*", basePath=f"{tmp_path}/in/raw") == [] and found == [1]
     assert checked("in/raw") == [] and found == [1, 1]
     (warning,) = checked("in/row*")
-    assert warning.startswith("Stage 'raw': the pattern '") and "row*' (" in warning and "matches nothing now" in warning
+    assert warning.startswith("Stage 'raw': nothing is found at '") and "row*' (" in warning and "file system mounted?" in warning
     assert checked("in/row*", unbounded_source) == []
+    (tmp_path / "not mounted").mkdir()
+    assert "not mounted' (" in checked("not mounted")[0] and checked("not mounted", unbounded_source) == []
 
 
 def test_at_the_start_and_in_a_micro_batch(lab: Any) -> None:

@@ -44,7 +44,7 @@ def check_file_paths(call: StageCall, frame: DataFrame) -> list[str]:
     """Check that Spark reads each file of the file streams of a DataFrame once, as far as it can be known before they run.
 
     Returns:
-        Warnings of patterns of which a bounded source reads nothing.
+        Warnings of paths at which a bounded source finds nothing.
 
     Raises:
         SourcePathError: A path that is meant literally is a pattern to Spark, or files have such paths; or Spark cannot read
@@ -52,23 +52,24 @@ def check_file_paths(call: StageCall, frame: DataFrame) -> list[str]:
     """
     warnings = []
     for leaf in streams(frame):
-        options = source_options(leaf) if _is_file_stream(leaf) else {}
-        path = options.get("path", "")
-        if not is_pattern(path):
+        if not _is_file_stream(leaf):
             continue
-        there, matches = _found(frame, path)
-        problem = _problem(path, there, matches, options.get("maxfilespertrigger") == "1")
-        problem = problem or ("" if "basepath" in options else _partitions_problem(leaf))
-        if problem:
-            raise SourcePathError(
-                call.stage.name,
-                call.context.instance,
-                f"expected a path of which Spark reads each file once, found {path!r} ({call.stage.location}): {problem}",
-            )
-        if not matches and call.stage.kind is StageKind.BOUNDED_SOURCE:
+        options = source_options(leaf)
+        path, matches = options.get("path", ""), list[str]()
+        if is_pattern(path):
+            there, matches = _found(frame, path)
+            problem = _problem(path, there, matches, options.get("maxfilespertrigger") == "1")
+            problem = problem or ("" if "basepath" in options else _partitions_problem(leaf))
+            if problem:
+                raise SourcePathError(
+                    call.stage.name,
+                    call.context.instance,
+                    f"expected a path of which Spark reads each file once, found {path!r} ({call.stage.location}): {problem}",
+                )
+        if call.stage.kind is StageKind.BOUNDED_SOURCE and (not matches if is_pattern(path) else _is_empty(frame, path)):
             warnings.append(
-                f"Stage {call.stage.name!r}: the pattern {path!r} ({call.stage.location}) matches nothing now: if that remains "
-                "so, the stage ends without a row. Is the path right, and its file system mounted?"
+                f"Stage {call.stage.name!r}: nothing is found at {path!r} ({call.stage.location}) now. If that remains so, the "
+                "stage ends without rows of it. Is the path right, and its file system mounted?"
             )
     return warnings
 
@@ -104,6 +105,12 @@ def _found(frame: DataFrame, path: str) -> tuple[bool, list[str]]:
         system = HadoopFileSystem(frame.sparkSession, path)
         return system.qualified(path).exists(), [str(status.path) for status in system.matching(path)]
     return False, []
+
+
+def _is_empty(frame: DataFrame, path: str) -> bool:
+    with suppress(OSError):
+        return HadoopFileSystem(frame.sparkSession, path).is_empty(path)
+    return False
 
 
 def _partitions_problem(leaf: Any) -> str:
