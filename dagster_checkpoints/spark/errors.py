@@ -89,6 +89,12 @@ class SourcePathError(StageError):
     repeats: ClassVar[bool] = True
 
 
+class SourceOptionsError(StageError):
+    """Spark refuses the options of a file stream when its query starts, at each start again."""
+
+    repeats: ClassVar[bool] = True
+
+
 class OffsetCommitError(StageError):
     """A source is to commit its offsets to a consumer group, and is not Kafka's, or names no group."""
 

@@ -77,6 +77,37 @@ def test_a_path_that_spark_does_not_read_once_is_refused(spark: Any, tmp_path: P
     assert raised.value.repeats and str(raised.value).startswith("Stage 'raw' (instance '0'): expected a path of which Spark")
 
 
+def test_a_pattern_in_front_of_partition_directories_and_paths_without_files(spark: Any, tmp_path: Path) -> None:
+    """Spark finds the partition columns below a pattern, and reads no values of them without the option basePath."""
+    put(tmp_path / "in/raw/day=1", "0.parquet")
+    found: list[int] = []
+
+    def checked(path: str, kind: Any = bounded_source, **options: str) -> list[str]:
+        @kind
+        def raw(context):
+            reader = context.spark.readStream.schema("n long").options(maxFilesPerTrigger=2, **options)
+            return reader.parquet(f"{tmp_path}/{path}")
+
+        context: Any = SimpleNamespace(spark=spark, instance="0")
+        frame = raw.transform(context)
+        warnings = check_file_paths(StageCall(raw, context), frame)
+        writer = frame.writeStream.foreachBatch(lambda batch, _: found.extend(row.day for row in batch.collect()))
+        checkpoint = str(tmp_path / f"checkpoint {len(found)}{kind.__name__}")
+        if not warnings:
+            writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+        return warnings
+
+    with pytest.raises(SourcePathError, match=r"the partition columns day, and .* Set \.option\(\"basePath\", …\)"):
+        checked("in/*")
+    assert checked("in/*", basePath=f"{tmp_path}/in/raw") == [] and found == [1]
+    assert checked("in/raw") == [] and found == [1, 1]
+    (warning,) = checked("in/row*")
+    assert warning.startswith("Stage 'raw': nothing is found at '") and "row*' (" in warning and "file system mounted?" in warning
+    assert checked("in/row*", unbounded_source) == []
+    (tmp_path / "not mounted").mkdir()
+    assert "not mounted' (" in checked("not mounted")[0] and checked("not mounted", unbounded_source) == []
+
+
 def test_at_the_start_and_in_a_micro_batch(lab: Any) -> None:
     put(lab.folder / "raw [2026]", "0.parquet", "1.parquet")
     put(lab.folder / "raw", "0.parquet", "1.parquet")

@@ -13,7 +13,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from dagster_checkpoints import ParquetSink, stage
+from dagster_checkpoints import ParquetSink, Pipeline, bounded_source, stage
+from dagster_checkpoints.spark.job.plan_check import check_plans
 from dagster_checkpoints.testing import (
     HistoryMismatchError,
     InvalidTestRowsError,
@@ -21,6 +22,7 @@ from dagster_checkpoints.testing import (
     StageFindingError,
     check_pipeline,
 )
+from dagster_checkpoints.testing.replaced_pipeline import ReplacedPipeline
 from tests.spark.planted_mistakes import (
     MISTAKES,
     NOWHERE,
@@ -62,6 +64,14 @@ def test_findings_that_are_meant_to_be_so(spark: SparkSession) -> None:
     (finding,) = raised.value.findings
     assert finding.startswith("Stage 'recent' (") and "planted_mistakes.py:" in finding
     check_pipeline(pipeline(recent), inputs, spark=spark, histories=0, allow=["asks the clock"])
+
+
+def test_a_bounded_source_without_rows_yet_is_no_finding(spark: SparkSession, tmp_path: Path) -> None:
+    """A source whose directory is empty is warned of; that of a test's rows is empty while the plans are looked at."""
+    history = bounded_source(name="history", sink=ParquetSink("/nowhere"))(lambda context: None)
+    replaced = ReplacedPipeline(Pipeline("p", [history]), {"history[0]": "n long"}, ["history"], tmp_path, spark)
+    report = check_plans(replaced.pipeline(), spark)
+    assert (report.warnings, report.failed) == ([], {})
 
 
 def test_columns_that_are_not_compared(spark: SparkSession) -> None:

@@ -5,6 +5,7 @@ The texts are compared with texts in this module: a release that wrote other tex
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -240,3 +241,11 @@ def test_sources_are_named_by_what_they_read_and_never_by_their_secrets(lab: Any
     rate = lab.spark.readStream.format("rate").option("rowsPerSecond", 3).option("password", "secret").load()
     more = rate.selectExpr("'rate' AS k", "timestamp AS ts", "value AS v")
     assert described(lab, in_front, more=more).sources == (f"parquet {lab.input('live')}", "rate")
+
+
+def test_a_file_stream_is_known_by_its_absolute_path(lab: Any) -> None:
+    """A run in another directory would find other files under the same relative path, and read all of them."""
+    there = lab.input("live")
+    for path in (os.path.relpath(there), f"{os.path.relpath(there.parent)}/{{live,none}}"):
+        more = lab.spark.readStream.schema("k string, ts timestamp, v long").parquet(path)
+        assert described(lab, in_front, more=more).sources[1] == f"parquet {there.parent}/{path.rpartition('/')[2]}"

@@ -162,6 +162,9 @@ SHOWN: dict[str, Callable[[SparkSession], Pipeline]] = {
     "SourceActsOnCommitError": source(
         lambda context: context.spark.readStream.format("socket").options(host="localhost", port=1).load(), unbounded_source
     ),
+    "SourceOptionsError": source(
+        lambda context: context.spark.readStream.schema(ROWS).option("maxFilesPerTrigger", 0).parquet(directory_like_a_pattern())
+    ),
     "SourcePathError": source(lambda context: context.spark.readStream.schema(ROWS).parquet(directory_like_a_pattern())),
     "StageFailedError": behind(lambda flights: flights.select("nothing")),
     "StageQuarantineError": behind(

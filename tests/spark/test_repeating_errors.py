@@ -57,6 +57,7 @@ class WithCause(Exception):
         (errors.EndlessSourceError("s", "0", "p"), True),
         (errors.NamedSourceError("s", "0", "p"), True),
         (errors.OffsetCommitError("s", "0", "p"), True),
+        (errors.SourceOptionsError("s", "0", "p"), True),
         (errors.RestoredSchemaError("p"), True),
         (errors.StagePlanFailedError("s", "0", "p"), True),
         (errors.SourceRefusedError("s", "0", "p"), True),

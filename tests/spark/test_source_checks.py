@@ -15,7 +15,13 @@ from pyspark.sql.streaming import DataStreamReader
 
 from dagster_checkpoints.pipeline import Pipeline, StageContext, bounded_source, split_source, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
-from dagster_checkpoints.spark.errors import EndlessSourceError, NamedSourceError, SourceActsOnCommitError, StageFailedError
+from dagster_checkpoints.spark.errors import (
+    EndlessSourceError,
+    NamedSourceError,
+    SourceActsOnCommitError,
+    SourceOptionsError,
+    StageFailedError,
+)
 from dagster_checkpoints.spark.job.events import JobStarted
 from dagster_checkpoints.spark.job.plan_check import check_plans
 from dagster_checkpoints.spark.query import source_checks
@@ -25,6 +31,7 @@ from dagster_checkpoints.spark.query.source_checks import (
     acts_on_commit,
     at_end,
     limit_in_query,
+    misread_options,
     missing_limit,
     skips_files,
     skips_old_files,
@@ -177,6 +184,50 @@ def test_which_sources_skip_files_that_spark_cannot_read(
 
 
 WITHOUT_TIME_LIMIT = {"maxFileAge": "36500d"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "misread"),
+    [
+        ("files", {"filenameonly": "false", "header": "false"}, []),
+        ("files", {"filenameonly": "TRUE"}, ["fileNameOnly"]),
+        ("files", {"header": "True", "enforceschema": "true"}, ["header"]),
+        ("files", {"header": "true", "enforceschema": "False"}, []),
+        ("delta", {"header": "true", "filenameonly": "true"}, []),
+    ],
+)
+def test_which_sources_lose_rows_or_mix_up_columns(kind: str, options: Mapping[str, str], misread: list[str]) -> None:
+    assert misread_options(StreamingSource(kind, kind, options)) == misread
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"maxFilesPerTrigger": "0"}, "Invalid value '0' for option 'maxFilesPerTrigger'"),
+        ({"maxBytesPerTrigger": "many"}, "Invalid value 'many' for option 'maxBytesPerTrigger'"),
+        ({"maxFilesPerTrigger": "1", "maxBytesPerTrigger": "1"}, "can't be both set"),
+        ({"maxFileAge": "old"}, "Failed to parse time string: old"),
+        ({"modifiedAfter": "2026-01-01T00:00:00"}, "option 'modifiedafter' is not allowed"),
+        ({"latestFirst": "perhaps"}, "Invalid value 'perhaps' for option 'latestFirst'"),
+        ({"fileNameOnly": "true", "header": "true"}, ""),
+    ],
+)
+def test_options_that_spark_refuses_when_a_query_starts(spark: Any, tmp_path: Path, options: dict[str, str], found: str) -> None:
+    @unbounded_source
+    def lines(context):
+        return context.spark.readStream.schema("a string, b string").options(**options).csv(str(tmp_path))
+
+    context = StageContext(spark=spark, stage="lines", instance="0", index=0, parallelism=1, state=None, log=None)  # type: ignore[arg-type]
+    call, frame = StageCall(lines, context), lines.transform(context)
+    if found:
+        with pytest.raises(SourceOptionsError, match="expected options that Spark takes for a stream of files") as raised:
+            source_checks.check_source(call, frame)
+        assert found in str(raised.value)
+    else:
+        warnings = " ".join(source_checks.check_source(call, frame))
+        assert "has fileNameOnly=true: Spark skips" in warnings and "has header=true, and not enforceSchema=false" in warnings
+
+
 BACKWARDS = {"latestFirst": "true", "maxFilesPerTrigger": "1"}
 
 

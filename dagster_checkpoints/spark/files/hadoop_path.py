@@ -140,6 +140,11 @@ class HadoopFileSystem:
         found = self.client.globStatus(self.path(pattern))
         return [] if found is None else self.parsed(str(self.wrapped(found).mkString()))
 
+    @_as_os_error
+    def is_empty(self, url: str) -> bool:
+        """Whether a directory holds nothing; only the beginning of its listing is read."""
+        return not self.client.listStatusIterator(self.path(url)).hasNext()
+
     def parsed(self, text: str) -> list[FileStatus]:
         """The statuses of a listing: one text for all, because a call into the JVM for each field of each would be slow."""
         return [

@@ -56,8 +56,8 @@ def unlisted(index: Any, files: Sequence[str]) -> list[str]:
         index: the index, as Spark's Java object.
         files: the paths of the files as Hadoop writes them.
     """
-    known = {_name(found) for found, _ in listed_files(index.allFiles())}
-    return [file for file in files if _name(file) not in known]
+    known = {without_host(found) for found, _ in listed_files(index.allFiles())}
+    return [file for file in files if without_host(file) not in known]
 
 
 def listed_files(statuses: Any) -> list[tuple[str, str]]:
@@ -65,11 +65,11 @@ def listed_files(statuses: Any) -> list[tuple[str, str]]:
     return _STATUS.findall(str(statuses.mkString()))
 
 
+def without_host(path: str) -> str:
+    """A path without the scheme and host that Spark and Hadoop add."""
+    return re.sub(r"^[a-z][a-z0-9+.-]*:(//[^/]*)?", "", path)
+
+
 def _lost(files: Sequence[str], lost: Sequence[str], why: str) -> FilesLost:
     more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
     return FilesLost(f"expected {len(files)} files, found that {len(lost)} of them are {why}: {', '.join(lost[:_SHOWN])}{more}")
-
-
-def _name(path: str) -> str:
-    """A path without its scheme and host, which Spark adds."""
-    return re.sub(r"^[a-z][a-z0-9+.-]*:(//[^/]*)?", "", path)

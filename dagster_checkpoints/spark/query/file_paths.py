@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from pyspark.sql import DataFrame
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.pipeline import StageKind
 from dagster_checkpoints.spark.errors import SourcePathError
 from dagster_checkpoints.spark.files.hadoop_path import HadoopFileSystem
 from dagster_checkpoints.spark.files.path_patterns import has_escapes, is_pattern, literal
@@ -39,24 +40,38 @@ def reads_files(frame: DataFrame) -> bool:
     return any(_is_file_stream(leaf) for leaf in streams(frame))
 
 
-def check_file_paths(call: StageCall, frame: DataFrame) -> None:
+def check_file_paths(call: StageCall, frame: DataFrame) -> list[str]:
     """Check that Spark reads each file of the file streams of a DataFrame once, as far as it can be known before they run.
 
+    Returns:
+        Warnings of paths at which a bounded source finds nothing.
+
     Raises:
-        SourcePathError: A path that is meant literally is a pattern to Spark, or files have such paths.
+        SourcePathError: A path that is meant literally is a pattern to Spark, or files have such paths; or Spark cannot read
+            them, because they are in directories of partitions.
     """
+    warnings = []
     for leaf in streams(frame):
         if not _is_file_stream(leaf):
             continue
         options = source_options(leaf)
-        path = options.get("path", "")
-        problem = _problem(frame, path, options.get("maxfilespertrigger") == "1") if is_pattern(path) else ""
-        if problem:
-            raise SourcePathError(
-                call.stage.name,
-                call.context.instance,
-                f"expected a path of which Spark reads each file once, found {path!r} ({call.stage.location}): {problem}",
+        path, matches = options.get("path", ""), list[str]()
+        if is_pattern(path):
+            there, matches = _found(frame, path)
+            problem = _problem(path, there, matches, options.get("maxfilespertrigger") == "1")
+            problem = problem or ("" if "basepath" in options else _partitions_problem(leaf))
+            if problem:
+                raise SourcePathError(
+                    call.stage.name,
+                    call.context.instance,
+                    f"expected a path of which Spark reads each file once, found {path!r} ({call.stage.location}): {problem}",
+                )
+        if call.stage.kind is StageKind.BOUNDED_SOURCE and (not matches if is_pattern(path) else _is_empty(frame, path)):
+            warnings.append(
+                f"Stage {call.stage.name!r}: nothing is found at {path!r} ({call.stage.location}) now. If that remains so, the "
+                "stage ends without rows of it. Is the path right, and its file system mounted?"
             )
+    return warnings
 
 
 def check_read_once(plan: Any) -> None:
@@ -84,13 +99,37 @@ def check_read_once(plan: Any) -> None:
             )
 
 
-def _problem(frame: DataFrame, path: str, one_each: bool) -> str:
-    """What is wrong with a path that Spark takes for a pattern, and what to do; empty if nothing is."""
-    there, matches = False, []
+def _found(frame: DataFrame, path: str) -> tuple[bool, list[str]]:
+    """Whether a pattern is the name of something that exists, and what it matches."""
     with suppress(OSError):  # Spark says what is wrong with the place
         system = HadoopFileSystem(frame.sparkSession, path)
-        there = system.qualified(path).exists()
-        matches = [str(status.path) for status in system.matching(path)]
+        return system.qualified(path).exists(), [str(status.path) for status in system.matching(path)]
+    return False, []
+
+
+def _is_empty(frame: DataFrame, path: str) -> bool:
+    with suppress(OSError):
+        return HadoopFileSystem(frame.sparkSession, path).is_empty(path)
+    return False
+
+
+def _partitions_problem(leaf: Any) -> str:
+    """What is wrong with the partition columns of a stream over a pattern, and what to do; empty if it has none.
+
+    Spark finds the columns when it lists the pattern, and no values of them when it reads the files of a micro-batch.
+    """
+    columns = leaf.dataSource().sourceInfo().partitionColumns()
+    if not columns.size():
+        return ""
+    return (
+        f"below the pattern there are directories of the partition columns {columns.mkString(', ')}, and Spark's stream reads "
+        'none of their files without the option basePath. Set .option("basePath", …) to the directory in which they begin, or '
+        "read that directory without a pattern"
+    )
+
+
+def _problem(path: str, there: bool, matches: Sequence[str], one_each: bool) -> str:
+    """What is wrong with a path that Spark takes for a pattern, and what to do; empty if nothing is."""
     if there and not _is_only(path, matches):
         return (
             f"a directory of that very name exists, but Spark takes the path for a pattern, which matches {_shown(matches)}. "

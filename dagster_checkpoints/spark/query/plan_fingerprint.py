@@ -12,6 +12,7 @@ https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-datasets.h
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import StructType
 
+from dagster_checkpoints.files.urls import url_scheme
+from dagster_checkpoints.spark.files.hadoop_path import HadoopFileSystem
 from dagster_checkpoints.spark.query.channel_sources import ENDED, INPUT_OPTION, RECORDS, WATERMARKS
 from dagster_checkpoints.spark.query.column_origins import column_origins, traced
+from dagster_checkpoints.spark.query.file_index import without_host
 from dagster_checkpoints.spark.query.optimized_state import aggregate_functions, kept_in_state
 from dagster_checkpoints.spark.query.plan_nodes import analyzed, analyzed_nodes, once
 from dagster_checkpoints.spark.query.plan_text import Node, as_written, type_text
@@ -31,7 +35,7 @@ from dagster_checkpoints.spark.query.stateful_nodes import PROCESSOR, stateful_n
 from dagster_checkpoints.state import ENCODED_AS_AVRO, IN_STATE, PlannedOperator, as_encoded
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _SOURCES = frozenset({"StreamingRelation", "StreamingRelationV2"})
 # Options that identify a source's data; other options may hold secrets, or concern only how the source reads.
@@ -80,7 +84,7 @@ def describe(plan: QueryPlan) -> PlanDescription:
     stages = list(plan.outputs)
     if not plan.streaming:
         return PlanDescription(dict.fromkeys(stages, ()), (), dict.fromkeys(stages, ()))
-    sources = tuple(_source(each.of) for each in analyzed_nodes(plan.frame) if each.name in _SOURCES)
+    sources = tuple(_source(each.of, plan.frame.sparkSession) for each in analyzed_nodes(plan.frame) if each.name in _SOURCES)
     if not _operators(plan.frame):
         return PlanDescription(dict.fromkeys(stages, ()), sources, dict.fromkeys(stages, ()))
     operators: dict[str, tuple[str, ...]] = {}
@@ -149,7 +153,8 @@ def _kept(plan: QueryPlan, execution: Any) -> list[str] | None:
 def _planned(plan: QueryPlan, execution: Any) -> list[PlannedOperator] | None:
     """The operators that Spark plans; None if that is not known."""
     with contextlib.suppress(Exception):  # of the planner, or of a plan that cannot be written as JSON
-        return planned_operators(plan.frame, execution, plan.output_mode, stream_text)
+        text = functools.partial(stream_text, spark=plan.frame.sparkSession)
+        return planned_operators(plan.frame, execution, plan.output_mode, text)
     return None
 
 
@@ -189,16 +194,19 @@ def _by_stage(
 # Sources
 
 
-def stream_text(node: Any) -> str:
+def stream_text(node: Any, spark: SparkSession) -> str:
     """A stream's name in a description of operators."""
-    text = _source(node)
+    text = _source(node, spark)
     return WATERMARK_SOURCE if text.startswith(_WATERMARK_OF) else text
 
 
-def _source(node: Any) -> str:
+def _source(node: Any, spark: SparkSession) -> str:
     if node.nodeName() == "StreamingRelation":
         source = node.dataSource()
-        return _source_text(str(source.className()), _options(source.options()))
+        options = _options(source.options())
+        if "path" in options:
+            options["path"] = _absolute(spark, options["path"])
+        return _source_text(str(source.className()), options)
     options, name = node.extraOptions(), str(node.sourceName())
     if name in (RECORDS, WATERMARKS):
         stage = str(options.get(INPUT_OPTION))
@@ -210,6 +218,13 @@ def _source(node: Any) -> str:
     if table.isDefined():
         return f"table {table.get()}"
     return _source_text(name, {key: str(options.get(key)) for key in _IDENTIFYING if options.containsKey(key)})
+
+
+def _absolute(spark: SparkSession, path: str) -> str:
+    """A path that means the same wherever a run is started: Spark knows the files of a stream by their absolute paths."""
+    if path.startswith("/") or url_scheme(path) is not None:
+        return path
+    return without_host(str(HadoopFileSystem(spark, path).qualified(path)))
 
 
 def _source_text(name: str, options: Mapping[str, str]) -> str:

@@ -141,7 +141,7 @@ def build_plan(
         elif streaming:
             warnings += check_source(call, frame)
             begins_at_end = begins_at_end or any(at_end(source_of(frame, leaf)) for leaf in streams(frame))
-            check_file_paths(call, frame)
+            warnings += check_file_paths(call, frame)
         if not arguments and not streaming and len(calls) > 1:
             # Its reader expects a stream, and gets one through a channel.
             (reader,) = pipeline.downstream(call.stage.name)

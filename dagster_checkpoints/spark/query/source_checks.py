@@ -15,14 +15,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from py4j.protocol import Py4JJavaError
 from pyspark import cloudpickle
+from pyspark.errors import IllegalArgumentException
 from pyspark.sql import DataFrame
 from pyspark.sql.datasource import CaseInsensitiveDict, DataSource, DataSourceStreamReader, SimpleDataSourceStreamReader
 from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import StructType
 
 from dagster_checkpoints.pipeline import StageKind
-from dagster_checkpoints.spark.errors import EndlessSourceError, NamedSourceError, OffsetCommitError, SourceActsOnCommitError
+from dagster_checkpoints.spark.errors import (
+    EndlessSourceError,
+    NamedSourceError,
+    OffsetCommitError,
+    SourceActsOnCommitError,
+    SourceOptionsError,
+)
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.file_batches import SKIPS_MISSING_FILES
 from dagster_checkpoints.spark.query.plan_nodes import V1_STREAM, V2_STREAM, analyzed, source_options, streams
@@ -92,6 +100,19 @@ _SKIPS_OLD_FILES = (
     '.option("maxFileAge", "36500d"), which includes every file'
 )
 
+_MISREAD: Mapping[str, str] = {
+    "fileNameOnly": (
+        "fileNameOnly=true: Spark skips, without an error, each file whose name is that of a file which it has read from another "
+        "directory in an earlier micro-batch. Remove the option"
+    ),
+    "header": (
+        "header=true, and not enforceSchema=false: Spark takes the columns of each file by their position, whatever the names in "
+        "its first line are: where a file has them in another order, or one more, other columns are read, without an error. "
+        'Set .option("enforceSchema", "false"), with which such a file ends the run'
+    ),
+}
+"""Options of file sources, if they are "true", with what Spark then loses or mixes up."""
+
 
 @dataclass(frozen=True)
 class StreamingSource:
@@ -121,6 +142,7 @@ def check_source(call: StageCall, frame: DataFrame) -> list[str]:
         EndlessSourceError: A bounded source reads rows that have no end.
         NamedSourceError: A source has a name of Spark's own.
         OffsetCommitError: A source cannot commit its offsets to a consumer group.
+        SourceOptionsError: Spark refuses the options of a file stream.
     """
     warnings = []
     for leaf in streams(frame):
@@ -152,6 +174,14 @@ def check_source(call: StageCall, frame: DataFrame) -> list[str]:
                 f"expected a source whose rows can be read again after a restore, found {source.title} ({call.stage.location}): "
                 f"{problem}",
             )
+        refused = _refused_options(frame, leaf) if source.kind == _FILES else ""
+        if refused:
+            raise SourceOptionsError(
+                call.stage.name,
+                call.context.instance,
+                f"expected options that Spark takes for a stream of files, found of {source.title} ({call.stage.location}): "
+                f"{refused}. The query would fail at each start. Correct the option",
+            )
         retention = _NEEDS_RETENTION.get(source.kind)
         if retention is not None:
             warnings.append(
@@ -175,8 +205,9 @@ def check_source(call: StageCall, frame: DataFrame) -> list[str]:
                 f"{_SKIPPED_FILES[option]} are skipped, without an error. Remove the option, or Spark's setting for it, after "
                 "the gap."
             )
-        if skips_old_files(source):
-            warnings.append(f"Stage {call.stage.name!r}: {source.title} in {call.stage.location} has {_SKIPS_OLD_FILES}.")
+        misread = [_SKIPS_OLD_FILES] if skips_old_files(source) else []
+        misread += [_MISREAD[option] for option in misread_options(source)]
+        warnings += [f"Stage {call.stage.name!r}: {source.title} in {call.stage.location} has {text}." for text in misread]
     return warnings
 
 
@@ -266,6 +297,32 @@ def skips_old_files(source: StreamingSource) -> bool:
     """
     reads_backwards = source.options.get("latestfirst", "").lower() == "true" and not missing_limit(source)
     return source.kind == _FILES and "maxfileage" not in source.options and not reads_backwards
+
+
+def misread_options(source: StreamingSource) -> list[str]:
+    """The options with which Spark loses rows of a source, or mixes up columns, where no other option prevents it.
+
+    Source: Spark's `FileStreamSource.SeenFilesMap` and `CSVHeaderChecker`
+    """
+    if source.kind != _FILES:
+        return []
+    checks_names = source.options.get("enforceschema", "").lower() == "false"
+    given = [option for option in _MISREAD if source.options.get(option.lower(), "").lower() == "true"]
+    return [option for option in given if option != "header" or not checks_names]
+
+
+def _refused_options(frame: DataFrame, leaf: Any) -> str:
+    """What Spark refuses of the options of a file stream, which it reads when a query starts; empty if nothing.
+
+    Source: Spark's `FileStreamOptions`
+    """
+    try:
+        jvm_of(frame.sparkSession).org.apache.spark.sql.execution.streaming.runtime.FileStreamOptions(leaf.dataSource().options())
+    except IllegalArgumentException as error:
+        return str(error).replace("\n", " ")
+    except Py4JJavaError as error:
+        return str(error.java_exception.getMessage())
+    return ""
 
 
 def skips_files(source: StreamingSource, setting: Callable[[str], str | None]) -> list[str]:

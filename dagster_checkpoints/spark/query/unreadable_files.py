@@ -18,7 +18,7 @@ _FILE = re.compile(r"\[FAILED_READ_FILE(?:\.\w+)?\] Encountered error while read
 _COLUMN = re.compile(
     r"reading Parquet column \[(?P<column>[^\]]*)\]\. Expected Spark type (?P<expected>.+?), actual Parquet type (?P<found>\w+)"
 )
-_CAUSE = re.compile(r"^Caused by: (?:[\w.$]+: )?(.+)$", re.MULTILINE)
+_CAUSE = re.compile(r"^Caused by: (?:[\w.$]+: )?(.+(?:\n(?!\s+at |\s+\.\.\. |Caused by: ).+)*)", re.MULTILINE)
 _SOURCE = re.compile(r"^\w+\[(?P<path>.+)\]$")
 
 
@@ -78,7 +78,8 @@ def _innermost(error: BaseException) -> str:
     named = _CAUSE.findall(str(error))
     while (inner := getattr(error, "_cause", None)) is not None:
         error = inner
-    return str(named[-1]) if named else str(error).partition("\n")[0]
+    text = str(named[-1]) if named else str(error).partition("\n")[0]
+    return " ".join(text.split()).rstrip(".")
 
 
 def source_of_file(file: str, sources: Mapping[str, DataFrame]) -> str | None:

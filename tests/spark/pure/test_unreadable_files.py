@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dagster_checkpoints.spark.query import unreadable_files
-from dagster_checkpoints.spark.query.unreadable_files import source_of_file
+from dagster_checkpoints.spark.query.unreadable_files import source_of_file, unreadable_file
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,20 @@ def test_the_source_of_a_file(file: str, source: str | None, monkeypatch: pytest
     monkeypatch.setattr(unreadable_files, "streams", lambda frame: (frame,))
     monkeypatch.setattr(unreadable_files, "stream_name", lambda leaf: leaf)
     assert source_of_file(file, sources) == source
+
+
+def test_a_cause_of_several_lines_is_shown_whole() -> None:
+    """Spark says in further lines of its message which names a CSV file has in its first line."""
+    error = Exception(
+        "SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///in/2.csv.  SQLSTATE: KD001\n"
+        "\tat org.apache.spark.Executor.run(Executor.scala:1)\n"
+        "Caused by: org.apache.spark.SparkIllegalArgumentException: CSV header does not conform to the schema.\n"
+        " Header: b, a\n Schema: a, b\nExpected: a but found: b\nCSV file: file:///in/2.csv\n"
+        "\tat org.apache.spark.CSVHeaderChecker.check(CSVHeaderChecker.scala:1)\n\t... 25 more\n"
+    )
+    found = unreadable_file(error)
+    assert found is not None and not found.repeats
+    assert (
+        "found: CSV header does not conform to the schema. Header: b, a Schema: a, b Expected: a but found: b CSV file: "
+        "file:///in/2.csv. Write the file again" in found.text
+    )
