@@ -71,7 +71,12 @@ VALUES = pa.table(
 
 def test_orc_keeps_every_value(folder: Folder) -> None:
     items = pa.array([[{"a": 1, "b": None}], None, []], pa.list_(pa.struct({"a": pa.int32(), "b": pa.string()})))
-    rows = VALUES.append_column("items", items).append_column("raw", pa.array([b"\x00\xff", None, b""]))
+    days = pa.array([date(2024, 2, 29), None, date(1582, 10, 15)])
+    rows = (
+        VALUES.set_column(VALUES.column_names.index("day"), "day", days)
+        .append_column("items", items)
+        .append_column("raw", pa.array([b"\x00\xff", None, b""]))
+    )
     rows = rows.append_column("named", pa.array([{"a": 1.5}, None, {}], pa.map_(pa.string(), pa.float64())))
     folder.commit(folder.opened("orc"), 1, rows)
     (file,) = folder.visible
