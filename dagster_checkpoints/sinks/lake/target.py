@@ -50,6 +50,7 @@ from dagster_checkpoints.systems.errors import (
     SinkError,
     SinkRowsRefused,
     SinkTargetChanged,
+    SinkTransactionLost,
     few,
 )
 
@@ -124,7 +125,9 @@ class LakeTarget(AtomicTarget):
         self._names = InstanceNames(scope.pipeline, scope.stage, scope.index)
         self._attempt, _ = attempt_and_number(StagedName(scope.owner, scope.attempt, 0).text, scope.job)
         self._partitions = JobPartitions(self._log, scope, self._files.data_files)
-        if self._log.find():
+        found = self._log.find()
+        self._check_job_table(found)
+        if found:
             self._fitting.check_table()
 
     def close(self) -> None:
@@ -361,6 +364,25 @@ class LakeTarget(AtomicTarget):
                 f"{self._sink}: the table was changed after the rows of this transaction were written: {'; '.join(problems)}. "
                 "Undo the change and start the run again"
             )
+
+    def _check_job_table(self, exists: bool) -> None:
+        """Whether the table is the one that the job has written to: it may have been dropped between two runs.
+
+        A table that another program has replaced in its log keeps the numbers, and what is committed is known.
+        """
+        of_job = [name for name in self._existing() if name.job == self._scope.job]
+        newest = max(of_job, key=lambda name: name.checkpoint_id, default=None)
+        if newest is None or is_committed(newest, self._log.number):
+            return
+        with suppress(SinkTransactionLost):  # its file may not be needed any more
+            wanted, found = self._files.content(newest).table, self._log.shape().table if exists else ""
+            if wanted and found != wanted:
+                raise SinkTargetChanged(
+                    f"{self._sink}: expected the table with id {wanted}, to which job {self._scope.job} has written rows up to "
+                    f"checkpoint {newest.checkpoint_id}, found {f'one with id {found}' if found else 'none'}: it was dropped. "
+                    "Restore the table; or begin a new job that writes all rows again; or, to go on without the rows of earlier "
+                    f"checkpoints, delete {self._names.transactions}/{newest.job} below the table's location"
+                )
 
     # The table, and what is recorded before there is one
 
