@@ -286,9 +286,12 @@ def test_no_row_of_a_csv_file_is_an_empty_line(folder: Folder, partitioned: bool
         sink.write(BATCH, [folder.file(pa.table({"text": ["x", None, "y"], **days}))], 20)
 
 
-def test_a_value_that_is_too_long_for_a_directory_is_refused(folder: Folder) -> None:
-    rows = pa.table({"n": [1], "shop": ["é" * 130]})
-    with pytest.raises(SinkRowsRefused, match=r"'shop'.*255 bytes"):
+@pytest.mark.parametrize(
+    ("value", "found"), [("é" * 130, r"'shop'.*255 bytes"), ("x._COPYING_", r"'shop'.*found 'shop=x\._COPYING_'.*skip")]
+)
+def test_a_value_that_cannot_be_a_directorys_name_is_refused(folder: Folder, value: str, found: str) -> None:
+    rows = pa.table({"n": [1], "shop": [value]})
+    with pytest.raises(SinkRowsRefused, match=found):
         folder.opened(partition_by="shop").write(BATCH, [folder.file(rows)], 0)
 
 

@@ -23,6 +23,7 @@ from dagster_checkpoints.sinks.iceberg.columns import (
     KEY_TYPES,
     PARTITION_TYPES,
     columns_of,
+    holds,
     nested_required,
     required_columns,
     schema_of,
@@ -127,6 +128,9 @@ class IcebergLog(TableLog):
 
     def schema_of(self, columns: Sequence[Column]) -> str:
         return schema_of(columns)
+
+    def holds(self, table: Any, stage: Any) -> bool:
+        return holds(table, stage)
 
     def number(self, name: str) -> int | None:
         found = None if self._table is None else self._table.properties.get(name)

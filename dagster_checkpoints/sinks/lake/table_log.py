@@ -204,6 +204,10 @@ class TableLog(ABC):
     def columns_in(self, file: Path) -> tuple[Column, ...]:
         """The columns of a Parquet file. Raises an exception of the format's library for a type that it does not have."""
 
+    def holds(self, table: Any, stage: Any) -> bool:
+        """Whether a column whose type is now `table` reads the values of files that were written for the type `stage`."""
+        return bool(table == stage)
+
     @abstractmethod
     def check_table(self, *, replaces: bool) -> None:
         """Check that files of a stage can become a part of the table, which exists.

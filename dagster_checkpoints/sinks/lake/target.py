@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dagster_checkpoints.sinks.engine import Plan, SinkScope
-from dagster_checkpoints.sinks.lake.columns import added, differences
+from dagster_checkpoints.sinks.lake.columns import Column, added, differences
 from dagster_checkpoints.sinks.lake.fitting import FileFitting, Fitted
 from dagster_checkpoints.sinks.lake.ledger import (
     changed_numbers,
@@ -351,7 +351,11 @@ class LakeTarget(AtomicTarget):
                 f"{self._sink}: expected the table with id {staged.table}, found one with id {shape.table}: it was dropped and "
                 "created again after the rows were written. Restore the table, or begin a new job that writes all rows again"
             )
-        stage = self._log.columns_of(staged.schema)
+        types = {column.name: column.type for column in shape.columns}
+        stage = [
+            Column(column.name, types[column.name]) if self._log.holds(types.get(column.name), column.type) else column
+            for column in self._log.columns_of(staged.schema)
+        ]
         problems = [] if again else differences(shape.columns, stage, shape.required, "add")
         problems += [
             f"column {column.name!r}: expected a column of the table, found that it was dropped"
