@@ -25,6 +25,7 @@ from dagster_checkpoints.sinks import (
     InvalidSinkPath,
     SinkColumnsMismatch,
     SinkLibraryMissing,
+    SinkTargetChanged,
     SinkUnavailable,
 )
 from dagster_checkpoints.systems.iceberg_catalogs import catalog_settings
@@ -196,6 +197,30 @@ def test_rows_come_back_to_a_column_that_was_made_wider(lake: Lake) -> None:
         update.update_column("n", LongType())
     lake.opened(attempt="a3").recover([], restored=2)
     assert lake.rows() == [1, 2]
+
+
+def test_rows_are_not_doubled_after_another_program_has_removed_the_sinks_properties(lake: Lake) -> None:
+    sink = lake.opened()
+    sink.commit(lake.staged(sink, 1, 1))
+    text = lake.staged(sink, 2, 2)
+    sink.commit(text)
+    numbers = {name: number for name, number in lake.table.properties.items() if name.startswith("dagster-checkpoints/")}
+    with lake.table.transaction() as transaction:
+        transaction.remove_properties(*numbers)
+    with pytest.raises(SinkTargetChanged, match=r"no rows of checkpoint 2 in the table.*properties.*found 1 of their files"):
+        lake.opened(attempt="a2").recover([text], restored=2)
+    assert lake.rows() == [1, 2]
+    with lake.table.transaction() as transaction:
+        transaction.set_properties(numbers)
+    again = lake.opened(attempt="a3")
+    again.recover([text], restored=2)
+    again.commit(lake.staged(again, 3, 3))
+    assert lake.rows() == [1, 2, 3]
+
+
+def test_a_column_with_the_name_of_a_structures_field_is_refused(lake: Lake) -> None:
+    with pytest.raises(SinkColumnsMismatch, match=r"multiple fields for name a\.b.*rename one"):
+        lake.staged(lake.opened(), 1, **{"a": pa.array([{"b": 1}]), "a.b": pa.array([2])})
 
 
 @pytest.mark.parametrize("settings", [{}, {"key": "k"}, {"partition_by": "k"}], ids=str)

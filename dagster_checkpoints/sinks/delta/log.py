@@ -59,6 +59,7 @@ class DeltaLog(TableLog):
         cleaning="VACUUM deletes files that no version refers to, once they are older than its retention",
         rewriting="OPTIMIZE, DELETE, MERGE",
         access="the location, the credentials (storage_options, or the environment), their rights",
+        numbers="application transactions of the log",
         partition_types=PARTITION_TYPES,
         key_types=KEY_TYPES,
         compression="snappy",

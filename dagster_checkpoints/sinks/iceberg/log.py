@@ -62,6 +62,7 @@ class IcebergLog(TableLog):
         cleaning="The removal of orphan files and the expiry of snapshots delete files that no snapshot refers to",
         rewriting="rewrite_data_files, DELETE, MERGE",
         access="the catalog, its properties, the credentials and their rights",
+        numbers="properties of the table",
         partition_types=PARTITION_TYPES,
         key_types=KEY_TYPES,
         compression="zstd",
@@ -113,7 +114,15 @@ class IcebergLog(TableLog):
         return TableShape(str(table.metadata.table_uuid), columns_of(schema), required_columns(schema), tuple(partitions))
 
     def columns_in(self, file: Path) -> tuple[Column, ...]:
-        return file_columns(file)
+        from pydantic import ValidationError
+        from pyiceberg.schema import Schema
+
+        columns = file_columns(file)
+        try:
+            Schema.model_validate_json(schema_of(columns))
+        except ValidationError as error:  # two columns with one name: a field of a structure is named after both
+            raise TypeError(f"{error.errors()[0]['msg']}: rename one of them") from error
+        return columns
 
     def check_table(self, *, replaces: bool) -> None:
         unkept = _unkept(self.opened) + (self.obstacles() if replaces else [])

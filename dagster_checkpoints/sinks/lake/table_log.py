@@ -149,6 +149,7 @@ class TableFormat:
         cleaning: a sentence: what deletes files that the table does not refer to, and when; without its full stop.
         rewriting: the operations of other programs that replace files.
         access: what to look into if the table cannot be reached.
+        numbers: where the sink's numbers are recorded.
         partition_types: the types that a partition column may have, beside decimals.
         key_types: likewise a column of a key.
         compression: how data files are compressed.
@@ -161,6 +162,7 @@ class TableFormat:
     cleaning: str
     rewriting: str
     access: str
+    numbers: str
     partition_types: tuple[str, ...]
     key_types: tuple[str, ...]
     compression: str

@@ -32,6 +32,7 @@ from dagster_checkpoints.sinks.lake.names import (
     InstanceNames,
     TransactionName,
     attempt_and_number,
+    original_name,
     staged_name,
     transactions_in,
 )
@@ -323,12 +324,27 @@ class LakeTarget(AtomicTarget):
     def _placement(self, name: TransactionName) -> RowPlacement:
         content = self._files.complete(name)
         self._check_table(content)
+        if name.attempt != self._attempt:
+            self._check_not_in_table(name, content)
         replacement = self._fitting.replacement
         if replacement.key:
             return ReplacedRows(self._log, self._scope, self._sink, name, content.files, replacement.key)
         if replacement.partitions:
             return ReplacedPartitions(content.files, self._log, self._partitions)
         return RowPlacement(content.files)
+
+    def _check_not_in_table(self, name: TransactionName, content: StagedTransaction) -> None:
+        """Whether the numbers are right that do not say that a transaction of an earlier attempt is committed."""
+        active = set(map(original_name, self._log.active_files()))
+        there = [file.path for file in content.files if file.path in active]
+        if there:
+            numbers = self._log.format.numbers
+            raise SinkTargetChanged(
+                f"{self._sink}: expected no rows of checkpoint {name.checkpoint_id} in the table, since its {numbers} do not say "
+                f"that they were committed, found {len(there)} of their files there ({few(there)}): another program has removed "
+                f"the {numbers} whose names begin with dagster-checkpoints/. Nothing was changed. Record them again, as an "
+                "earlier version of the table has them; or begin a new job"
+            )
 
     def _described(self, change: Change, numbers: Mapping[str, int]) -> dict[str, str]:
         """A change, for people."""
