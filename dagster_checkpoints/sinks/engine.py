@@ -36,7 +36,7 @@ from dagster_checkpoints.sinks.ledger import (
     Unfinished,
     parse_name,
 )
-from dagster_checkpoints.systems.errors import SinkFenced, SinkTransactionConflict, SinkUnavailable
+from dagster_checkpoints.systems.errors import SinkCannotTakeBack, SinkFenced, SinkTransactionConflict, SinkUnavailable
 
 T = TypeVar("T")
 
@@ -169,6 +169,7 @@ class SinkLife:
                 order = job.in_order(commit.checkpoint for commit in committed)
                 check_not_overwritten(job.branches, restored, order, self._sink)
                 return None
+            self._check_recorded(found, job, restored)
             on_the_way = {commit for commit in committed if job.branches.is_ancestor(commit.checkpoint, restored)}
             seen = {commit for commit in committed if job.sees(commit.checkpoint)}
             moves = Moves(hide=tuple(sorted(seen - on_the_way)), show=tuple(sorted(on_the_way - seen)))
@@ -177,6 +178,18 @@ class SinkLife:
             return self._changed(ledger, self._scope.job, job.showing(restored), moves)
 
         yield from self._change(plan)
+
+    def _check_recorded(self, found: Sequence[Commit], job: JobLedger, restored: int) -> None:
+        """Refuse a restore that would leave the rows of later commits, since the ledger does not know them: they come again."""
+        unknown = [commit.checkpoint for commit in found if not job.is_committed(commit.checkpoint)]
+        later = [checkpoint for checkpoint in unknown if not job.branches.is_ancestor(checkpoint, restored)]
+        if later:
+            raise SinkCannotTakeBack(
+                f"{self._sink}: expected that the record of instance {self._scope.index} names what was committed after "
+                f"checkpoint {restored}, found rows of checkpoint {max(later)} that it does not name: the record was deleted, or "
+                f"is an older copy. Nothing was changed. Put it back; or restore checkpoint {max(later)} or a later one; or move "
+                "the rows of later checkpoints away, and the records of their commits: the job writes them again"
+            )
 
     def _beginning(self) -> Steps[int | None]:
         """The origin of a job that continues from no checkpoint of its own: 0, its beginning.

@@ -8,7 +8,7 @@ Source: https://spark.apache.org/docs/latest/sql-ref-datatypes.html: dates and t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from dagster_checkpoints.systems.errors import SinkRowsRefused
 _MICROSECOND_DIGITS = 6
 _YEARS_IN_DAYS = (-719_162, 2_932_896)
 _YEARS_IN_MICROSECONDS = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+_GREGORIAN_SINCE_DAY = -141_427
+_SECOND, _DAY = 1_000_000, 86_400_000_000
 _LONGEST_SHOWN = 80
 
 
@@ -67,6 +69,63 @@ def check_values(batch: pa.RecordBatch, limits: Mapping[str, ColumnLimits], key:
             f"{sink}: expected {expected}, found {_shown(column, row)} in column {name!r}{' of the row with ' if where else ''}"
             f"{where}. {remedy}"
         )
+
+
+def check_orc_times(batch: pa.RecordBatch, sink: str) -> None:
+    """Refuse dates and times that Spark and Hive would not read back from ORC files of Arrow's writer, also nested ones.
+
+    That writer does not record which calendar its days are of, so Java's readers take those before 1582-10-15 for days of the
+    Julian calendar. Fractions of seconds before 1970 it stores as negative ones, for which these readers fail.
+
+    Args:
+        batch: the rows.
+        sink: the sink as errors name it.
+
+    Raises:
+        SinkRowsRefused: names the column, the value and the remedy.
+    """
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        for values in _simple_values(column):
+            problem = _orc_problem(values)
+            if problem is not None:
+                row, expected, remedy = problem
+                raise SinkRowsRefused(f"{sink}: expected {expected}, found {_shown(values, row)} in column {name!r}. {remedy}")
+
+
+def _orc_problem(values: pa.Array) -> tuple[int, str, str] | None:
+    remedy = "Choose another format, or give the column as text"
+    if pa.types.is_date(values.type):
+        days, first = values.cast(pa.date32()).view(pa.int32()), _GREGORIAN_SINCE_DAY
+    elif pa.types.is_timestamp(values.type):
+        days, first = values.cast(pa.timestamp("us", values.type.tz)).view(pa.int64()), _GREGORIAN_SINCE_DAY * _DAY
+        whole = pc.multiply(pc.divide(days, _SECOND), _SECOND)
+        if _any(found := pc.and_(pc.less(days, 0), pc.not_equal(whole, days))):
+            return _first(found), "times of whole seconds before 1970, since Spark cannot read others from this ORC file", remedy
+    else:
+        return None
+    if _any(found := pc.less(days, first)):
+        return (
+            _first(found),
+            "dates and times since 1582-10-15, since Spark reads earlier ones from this ORC file as others",
+            remedy,
+        )
+    return None
+
+
+def _simple_values(column: pa.Array) -> Iterator[pa.Array]:
+    """The values of a column that are not nested: those in its arrays, maps and structures."""
+    if pa.types.is_struct(column.type):
+        parts = column.flatten()
+    elif pa.types.is_map(column.type):
+        first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        parts = [values.slice(first, last - first) for values in (column.keys, column.items)]
+    elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        parts = [column.flatten()]
+    else:
+        yield column
+        return
+    for part in parts:
+        yield from _simple_values(part)
 
 
 def _problem(name: str, column: pa.Array, limits: ColumnLimits) -> tuple[int, str, str] | None:

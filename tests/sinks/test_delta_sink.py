@@ -18,6 +18,7 @@ from dagster_checkpoints.sinks import (
     SinkCannotTakeBack,
     SinkColumnsMismatch,
     SinkLibraryMissing,
+    SinkTargetChanged,
 )
 from dagster_checkpoints.sinks.delta.log import DeltaLog
 from dagster_checkpoints.sinks.lake.table_log import LakeChange
@@ -167,6 +168,33 @@ def table_partition(table: Table, sink: DeltaSink) -> str:
     transaction = sink.pre_commit(2)
     assert transaction is not None
     return transaction
+
+
+def test_another_table_is_known_although_it_has_as_many_versions(table: Table) -> None:
+    """Also if a later version has metadata, which the library takes over when it reads on from a version of the former table."""
+    sink = table.opened()
+    sink.commit(table.staged(sink, 1, 1))
+    text = table.staged(sink, 2, 2)
+    table.drop()
+    for row in range(5):
+        table.append(row)
+    table.table.alter.set_table_properties({"delta.logRetentionDuration": "interval 1 days"})
+    with pytest.raises(SinkTargetChanged, match="another one, with id"):
+        sink.commit(text)
+    assert table.rows() == [0, 1, 2, 3, 4]
+
+
+def test_a_log_that_was_cleaned_is_the_same_table(table: Table) -> None:
+    sink = table.opened()
+    sink.commit(table.staged(sink, 1, 1))
+    text = table.staged(sink, 2, 2)
+    table.append(5)
+    table.forget()
+    for file in (table.path / "_delta_log").glob("*.json"):
+        if file.stem != f"{table.table.version():020}":
+            file.unlink()
+    sink.commit(text)
+    assert table.rows() == [1, 2, 5]
 
 
 def test_the_log_says_who_committed_what(table: Table) -> None:

@@ -71,7 +71,12 @@ VALUES = pa.table(
 
 def test_orc_keeps_every_value(folder: Folder) -> None:
     items = pa.array([[{"a": 1, "b": None}], None, []], pa.list_(pa.struct({"a": pa.int32(), "b": pa.string()})))
-    rows = VALUES.append_column("items", items).append_column("raw", pa.array([b"\x00\xff", None, b""]))
+    days = pa.array([date(2024, 2, 29), None, date(1582, 10, 15)])
+    rows = (
+        VALUES.set_column(VALUES.column_names.index("day"), "day", days)
+        .append_column("items", items)
+        .append_column("raw", pa.array([b"\x00\xff", None, b""]))
+    )
     rows = rows.append_column("named", pa.array([{"a": 1.5}, None, {}], pa.map_(pa.string(), pa.float64())))
     folder.commit(folder.opened("orc"), 1, rows)
     (file,) = folder.visible
@@ -281,9 +286,12 @@ def test_no_row_of_a_csv_file_is_an_empty_line(folder: Folder, partitioned: bool
         sink.write(BATCH, [folder.file(pa.table({"text": ["x", None, "y"], **days}))], 20)
 
 
-def test_a_value_that_is_too_long_for_a_directory_is_refused(folder: Folder) -> None:
-    rows = pa.table({"n": [1], "shop": ["é" * 130]})
-    with pytest.raises(SinkRowsRefused, match=r"'shop'.*255 bytes"):
+@pytest.mark.parametrize(
+    ("value", "found"), [("é" * 130, r"'shop'.*255 bytes"), ("x._COPYING_", r"'shop'.*found 'shop=x\._COPYING_'.*skip")]
+)
+def test_a_value_that_cannot_be_a_directorys_name_is_refused(folder: Folder, value: str, found: str) -> None:
+    rows = pa.table({"n": [1], "shop": [value]})
+    with pytest.raises(SinkRowsRefused, match=found):
         folder.opened(partition_by="shop").write(BATCH, [folder.file(rows)], 0)
 
 

@@ -18,13 +18,14 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitStateUnknownException
 from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.transforms import BucketTransform
-from pyiceberg.types import LongType
+from pyiceberg.types import DecimalType, DoubleType, LongType
 
 from dagster_checkpoints.sinks import (
     IcebergSink,
     InvalidSinkPath,
     SinkColumnsMismatch,
     SinkLibraryMissing,
+    SinkTargetChanged,
     SinkUnavailable,
 )
 from dagster_checkpoints.systems.iceberg_catalogs import catalog_settings
@@ -196,6 +197,60 @@ def test_rows_come_back_to_a_column_that_was_made_wider(lake: Lake) -> None:
         update.update_column("n", LongType())
     lake.opened(attempt="a3").recover([], restored=2)
     assert lake.rows() == [1, 2]
+
+
+def test_rows_are_not_doubled_after_another_program_has_removed_the_sinks_properties(lake: Lake) -> None:
+    sink = lake.opened()
+    sink.commit(lake.staged(sink, 1, 1))
+    text = lake.staged(sink, 2, 2)
+    sink.commit(text)
+    numbers = {name: number for name, number in lake.table.properties.items() if name.startswith("dagster-checkpoints/")}
+    with lake.table.transaction() as transaction:
+        transaction.remove_properties(*numbers)
+    with pytest.raises(SinkTargetChanged, match=r"no rows of checkpoint 2 in the table.*properties.*found 1 of their files"):
+        lake.opened(attempt="a2").recover([text], restored=2)
+    assert lake.rows() == [1, 2]
+    with lake.table.transaction() as transaction:
+        transaction.set_properties(numbers)
+    again = lake.opened(attempt="a3")
+    again.recover([text], restored=2)
+    again.commit(lake.staged(again, 3, 3))
+    assert lake.rows() == [1, 2, 3]
+
+
+def test_a_column_with_the_name_of_a_structures_field_is_refused(lake: Lake) -> None:
+    with pytest.raises(SinkColumnsMismatch, match=r"multiple fields for name a\.b.*rename one"):
+        lake.staged(lake.opened(), 1, **{"a": pa.array([{"b": 1}]), "a.b": pa.array([2])})
+
+
+@pytest.mark.parametrize("settings", [{}, {"key": "k"}, {"partition_by": "k"}], ids=str)
+def test_staged_rows_are_committed_to_columns_that_were_made_wider(lake: Lake, settings: dict[str, Any]) -> None:
+    """Iceberg makes no column narrower again, so the change could not be undone."""
+
+    def values(*numbers: int, wide: bool = False) -> dict[str, pa.Array]:
+        count = len(numbers)
+        return {
+            "k": pa.array(numbers, pa.int64() if wide else pa.int32()),
+            "d": pa.array([1] * count, pa.decimal128(20 if wide else 10, 2)),
+            "s": pa.array([{"x": 0.5}] * count, pa.struct({"x": pa.float64() if wide else pa.float32()})),
+        }
+
+    sink = lake.opened(settings=settings)
+    sink.commit(lake.staged(sink, 1, **values(1, 2)))
+    text = lake.staged(sink, 2, **values(2, 3))
+    with lake.table.update_schema() as update:
+        update.update_column("k", LongType())
+        update.update_column("d", DecimalType(20, 2))
+        update.update_column(("s", "x"), DoubleType())
+    lake.append(**values(2**32 + 3, wide=True))
+    again = lake.opened(settings=settings, attempt="a2")
+    again.recover([text], restored=2)
+    again.commit(lake.staged(again, 3, **values(3, 4, wide=True)))
+    found = lake.table.scan().to_arrow()
+    expected = [1, 2, 3, 4, 2**32 + 3] if "key" in settings else [1, 2, 2, 3, 3, 4, 2**32 + 3]
+    assert sorted(found["k"].to_pylist()) == expected
+    assert {row["x"] for row in found["s"].to_pylist()} == {0.5} and {str(each) for each in found["d"].to_pylist()} == {"1.00"}
+    assert len(lake.table.scan("k = 3").to_arrow()) == expected.count(3)
 
 
 def test_settings_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from pyiceberg.transforms import BucketTransform
 
 from dagster_checkpoints.pipeline import Pipeline, StageContext, bounded_source, stage, unbounded_source
 from dagster_checkpoints.pipeline.errors import UnboundedSinkError
-from dagster_checkpoints.sinks import SinkCannotTakeBack, SinkColumnsMismatch, SinkHoldsEarlierRows
+from dagster_checkpoints.sinks import SinkCannotTakeBack, SinkColumnsMismatch, SinkHoldsEarlierRows, SinkRowsRefused
 from tests.sinks.delta_lake import Table
 from tests.sinks.iceberg_lake import Lake
 from tests.sinks.lake_rows import LakeRows
@@ -143,6 +143,24 @@ def test_what_is_refused(days: Days) -> None:
         DeltaTable(days.lake.path).alter.set_table_properties({"delta.appendOnly": "true"})
     with pytest.raises(SinkColumnsMismatch, match=r"bucket.*files of another partitioning|delta\.appendOnly"):
         days.lake.sink(**SETTINGS).check_new_start(context(job_id=2))
+
+
+@pytest.mark.parametrize(
+    ("column", "found"),
+    [
+        (pa.array([2_932_897], pa.int32()).cast(pa.date32()), "years 1 to 9999, found 10000-01-01 in column 'day'"),
+        (
+            pa.array([-62_135_596_800_000_001]).view(pa.timestamp("us", "UTC")),
+            "years 1 to 9999, found 0000-12-31 .* in column 'day'",
+        ),
+        (pa.array([b"\xff"]).view(pa.string()), r"UTF-8, found b'.xff' in column 'day'"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Table, Lake])
+def test_a_value_that_cannot_name_a_partition_is_refused(tmp_path: Path, kind: Any, column: pa.Array, found: str) -> None:
+    lake = kind(tmp_path)
+    with pytest.raises(SinkRowsRefused, match=found):
+        lake.staged(lake.opened(settings={"partition_by": "day"}), 1, n=pa.array([1]), day=column)
 
 
 def test_an_unbounded_stage_cannot_overwrite_partitions(days: Days) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import shutil
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -325,9 +326,32 @@ def test_a_table_that_is_dropped_or_replaced_is_named(lake: LakeRows[Any]) -> No
     lake.append(9)
     with pytest.raises(SinkTargetChanged, match="another one"):
         sink.commit(text)
-    with pytest.raises(SinkTargetChanged, match="dropped and created again"):
+    with pytest.raises(SinkTargetChanged, match=r"to which job 1\.h1 has written .* up to checkpoint 2, found one with id"):
         lake.opened(attempt="a2").recover([text])
     assert lake.rows() == [9]
+
+
+def test_a_table_that_is_created_again_between_two_runs_is_named(lake: LakeRows[Any]) -> None:
+    """Also if all rows were committed, so that a new table would hold the later ones only."""
+    sink = lake.opened()
+    for checkpoint_id in (1, 2):
+        sink.commit(lake.staged(sink, checkpoint_id, checkpoint_id))
+    sink.close()
+    lake.append(5)
+    lake.opened(attempt="a2").recover([], restored=2)
+    lake.drop()
+    lake.append(9)
+    with pytest.raises(
+        SinkTargetChanged, match=r"to which job 1\.h1 has written .* up to checkpoint 2, found one with id"
+    ) as raised:
+        lake.opened(attempt="a3")
+    lake.sink().check_new_start(context(job_id=2, attempt=""))  # a new job may begin
+    folder = re.findall(r"delete (\S+) below", str(raised.value))[0]
+    shutil.rmtree(lake.directory / folder)
+    forth = lake.opened(attempt="a4", epoch=2)
+    forth.recover([], restored=2)
+    forth.commit(lake.staged(forth, 3, 3))
+    assert lake.rows() == [3, 9]
 
 
 # Values

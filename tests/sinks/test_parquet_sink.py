@@ -18,6 +18,7 @@ from dagster_checkpoints.sinks import (
     InvalidSinkPath,
     ParquetSink,
     ReservedSinkColumn,
+    SinkCannotTakeBack,
     SinkTransactionConflict,
     SinkTransactionLost,
 )
@@ -98,6 +99,22 @@ def test_rows_that_are_there_though_the_ledger_was_deleted_are_not_doubled(folde
         again.restore_transaction(transaction, saved)
     again.recover([transaction])
     assert folder.hidden == [] and folder.numbers() == [1]
+
+
+def test_an_older_restore_does_not_double_rows_of_which_the_records_were_deleted(folder: Folder) -> None:
+    sink = folder.opened()
+    for number in (1, 2):
+        folder.commit(sink, number, numbers(number))
+    shutil.rmtree(folder.path / ".commits")
+    folder.opened(as_=context(epoch=2), new=False).recover([], restored=1)
+    assert folder.numbers() == [1]
+    folder.opened(as_=context(epoch=3), new=False).recover([], restored=2)
+    assert folder.numbers() == [1, 2]
+    shutil.rmtree(folder.path / ".ledgers")
+    with pytest.raises(SinkCannotTakeBack, match="after checkpoint 1, found rows of checkpoint 2 that it does not name"):
+        folder.opened(as_=context(epoch=4), new=False).recover([], restored=1)
+    folder.opened(as_=context(epoch=5), new=False).recover([], restored=2)
+    assert folder.numbers() == [1, 2]
 
 
 def test_other_rows_where_a_transactions_rows_belong_are_a_conflict(folder: Folder) -> None:

@@ -481,6 +481,51 @@ def test_no_value_is_changed_by_a_table_that_is_altered_while_a_run_writes(
     assert [n for (n,) in database.rows("SELECT n FROM t__taken_back")] == [2]
 
 
+def test_a_table_that_is_gone_when_the_job_resumes(database: Database) -> None:
+    """A new one would hold the rows of later checkpoints only."""
+    sink = database.opened()
+    sink.start_new()
+    sink.commit(database.staged(sink, 1, 1))
+    sink.close()
+    database.run("ALTER TABLE t RENAME TO former")
+    with pytest.raises(SinkTargetChanged, match=r"to which job 1.* has committed rows .* dropped or renamed"):
+        database.opened(context(attempt="a2"))
+    assert "t" not in database.tables()
+    database.sink().check_new_start(context(job_id=2, attempt=""))  # a new job may begin
+    database.run("ALTER TABLE former RENAME TO t")
+    again = database.opened(context(attempt="a3"))
+    again.recover([], restored=1)
+    again.commit(database.staged(again, 2, 2))
+    assert database.rows() == [(1,), (2,)]
+
+
+LEAVES_OUT = {
+    "sqlite": ["CREATE TRIGGER g BEFORE INSERT ON t WHEN NEW.n = 2 BEGIN SELECT RAISE(IGNORE); END"],
+    "postgresql": [
+        "CREATE FUNCTION g() RETURNS trigger AS 'BEGIN IF NEW.n = 2 THEN RETURN NULL; END IF; RETURN NEW; END' LANGUAGE plpgsql",
+        "CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION g()",
+    ],
+}
+TAKES_ALL = {"sqlite": "DROP TRIGGER g", "postgresql": "DROP TRIGGER g ON t"}
+
+
+def test_rows_that_a_trigger_leaves_out_are_not_committed_in_part(database: Database) -> None:
+    sink = database.opened(checkpoint_column="c")
+    sink.start_new()
+    sink.commit(database.staged(sink, 1, 1))
+    sink.commit(database.staged(sink, 2, 2))
+    text = database.staged(sink, 3, 3, 2)
+    sink.recover([], restored=1)
+    text = database.staged(sink, 3, 3, 2)
+    database.run(*LEAVES_OUT[database.kind])
+    with pytest.raises(SinkRowsRefused, match="takes each of 2 rows, found that the database has inserted 1: a trigger"):
+        sink.commit(text)
+    assert database.rows("SELECT n FROM t") == [(1,)]
+    database.run(TAKES_ALL[database.kind])
+    sink.commit(text)
+    assert database.rows("SELECT n FROM t ORDER BY n") == [(1,), (2,), (3,)]
+
+
 def test_a_constraint_that_refuses_the_commit(database: Database) -> None:
     database.run("CREATE TABLE t (n BIGINT CHECK (n < 10))")
     sink = database.opened()

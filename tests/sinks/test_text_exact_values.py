@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from datetime import UTC, datetime
+from contextlib import nullcontext
+from datetime import UTC, date, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,41 @@ def test_files_of_text(tmp_path: Path, format: Any, name: str) -> None:
     sink.open(SinkContext("flights", "delays", "0", 0, 1, 1, "a1", "h1", 1))
     pq.write_table(pa.table({"v": column}), tmp_path / "file.parquet")
     with pytest.raises(SinkRowsRefused, match=found):
+        sink.write(SimpleNamespace(), [str(tmp_path / "file.parquet")], 0)  # type: ignore[arg-type]
+
+
+def days(*values: int | None) -> pa.Array:
+    return pa.array(values, pa.int32()).cast(pa.date32())
+
+
+def moments(*values: int | None, zone: str | None = "UTC") -> pa.Array:
+    return pa.array(values, pa.int64()).view(pa.timestamp("us", zone))
+
+
+GREGORIAN = -141_427
+OF_ARCHIVES: dict[str, tuple[pa.Array, str | None]] = {
+    "first days": (days(GREGORIAN, None, 0), None),
+    "first moments": (moments(GREGORIAN * 86_400_000_000, -1_000_000, 1, None), None),
+    "a day": (days(0, GREGORIAN - 1), r"dates and times since 1582-10-15.* found 1582-10-14 in column 'v'"),
+    "a moment": (
+        moments(GREGORIAN * 86_400_000_000 - 1_000_000),
+        r"since 1582-10-15.* found 1582-10-14 23:59:59.* in column 'v'",
+    ),
+    "a fraction": (moments(0, -1), r"whole seconds before 1970.* found 1969-12-31 23:59:59.999999 in column 'v'"),
+    "a local fraction": (moments(-1_500_000, zone=None), r"whole seconds before 1970.* found 1969-12-31 23:59:58.500000 in"),
+    "in a structure": (pa.array([{"a": [date(1, 1, 1)]}]), r"since 1582-10-15.* found 0001-01-01 in column 'v'"),
+    "in a map": (pa.array([[], [("a", date(1, 1, 1))]], pa.map_(pa.string(), pa.date32())), r"found 0001-01-01 in column 'v'"),
+    "outside of a slice": (pa.array([[date(1, 1, 1)], [date(2024, 1, 1)]]).slice(1), None),
+}
+
+
+@pytest.mark.parametrize("name", OF_ARCHIVES)
+def test_times_in_orc_files_that_spark_would_not_read_back(tmp_path: Path, name: str) -> None:
+    column, found = OF_ARCHIVES[name]
+    sink = FileSink(tmp_path / "rows", format="orc")
+    sink.open(SinkContext("flights", "delays", "0", 0, 1, 1, "a1", "h1", 1))
+    pq.write_table(pa.table({"v": column}), tmp_path / "file.parquet")
+    with pytest.raises(SinkRowsRefused, match=found) if found else nullcontext():
         sink.write(SimpleNamespace(), [str(tmp_path / "file.parquet")], 0)  # type: ignore[arg-type]
 
 

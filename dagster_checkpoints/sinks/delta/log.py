@@ -10,6 +10,7 @@ Source: Delta's protocol, "Transaction Identifiers".
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -58,6 +59,7 @@ class DeltaLog(TableLog):
         cleaning="VACUUM deletes files that no version refers to, once they are older than its retention",
         rewriting="OPTIMIZE, DELETE, MERGE",
         access="the location, the credentials (storage_options, or the environment), their rights",
+        numbers="application transactions of the log",
         partition_types=PARTITION_TYPES,
         key_types=KEY_TYPES,
         compression="snappy",
@@ -74,6 +76,8 @@ class DeltaLog(TableLog):
         self._numbers: dict[str, int | None] = {}
         self._numbers_version = -1
         self._shape: tuple[int, TableShape] | None = None
+        self._id = ""
+        self._last_read: tuple[int, bytes | None] = (-1, None)
         self.files: TableFiles = LocalTableFiles(self._directory) if self._directory else DeltaTableFiles(url, self._options)
 
     @property
@@ -88,8 +92,7 @@ class DeltaLog(TableLog):
 
     def find(self) -> bool:
         with self._reached("read"):
-            self._table = self._loaded()
-        self._numbers_version, self._shape = -1, None
+            self._set(self._loaded())
         return self.exists
 
     def shape(self) -> TableShape:
@@ -130,10 +133,28 @@ class DeltaLog(TableLog):
             raise self._changed("no table")
         with self._reached("read"):
             table.update_incremental()
-            if self.files.exists(_log_file(table.version())):
+            version, digest = self._last_read
+            if digest is not None and self._digest(version) == digest:
+                if version != table.version():
+                    self._last_read = table.version(), self._digest(table.version())
                 return table
-            found = self._loaded()
-        raise self._changed("no table" if found is None else f"another one, with id {found.metadata().id}")
+            found = self._loaded()  # its log was cleaned; or it is another table, which may have as many versions
+        if found is None or str(found.metadata().id) != self._id:
+            raise self._changed("no table" if found is None else f"another one, with id {found.metadata().id}")
+        self._set(found)
+        return found
+
+    def _digest(self, version: int) -> bytes | None:
+        """The digest of a version's file in the log, by which a table is known; None if there is no such file."""
+        data = self.files.read(_log_file(version))
+        return None if data is None else hashlib.sha256(data).digest()
+
+    def _set(self, table: DeltaTable | None) -> None:
+        self._table = table
+        self._numbers_version, self._shape = -1, None
+        if table is not None:
+            self._id = str(table.metadata().id)
+            self._last_read = table.version(), self._digest(table.version())
 
     def number(self, name: str) -> int | None:
         if self._table is None:
@@ -202,8 +223,8 @@ class DeltaLog(TableLog):
             except Exception:
                 if self._loaded() is None:
                     raise
-            self._table = table = self._loaded()
-            self._shape = None
+            table = self._loaded()
+            self._set(table)
             if table is None:
                 raise self._changed("no table")
             self._sync(-1, table.version())

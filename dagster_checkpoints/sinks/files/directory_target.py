@@ -118,7 +118,8 @@ class DirectoryTarget(FileTarget):
         return found
 
     def committed(self, job: str) -> list[Commit]:
-        return [each for each in self._commits(_COMMITS).values() if (each.job, each.index) == (job, self._scope.index)]
+        found = {commit for folder in (_COMMITS, "", _TAKEN_BACK) for commit in self._commits(folder).values()}
+        return [each for each in found if (each.job, each.index) == (job, self._scope.index)]
 
     # Staged files: those in the transaction's folder
 

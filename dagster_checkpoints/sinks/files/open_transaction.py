@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dagster_checkpoints.files.durable import link_or_copy
-from dagster_checkpoints.sinks.exact_values import ColumnLimits, check_values
+from dagster_checkpoints.sinks.exact_values import ColumnLimits, check_orc_times, check_values
 from dagster_checkpoints.sinks.files.names import STAGED, staged_name
 from dagster_checkpoints.sinks.files.part_files import FileLayout, PartFiles
 from dagster_checkpoints.sinks.files.records import StagedPart
@@ -150,6 +150,8 @@ class EncodedTransaction(OpenTransaction):
             for batch in parquet.iter_batches(_ROWS_AT_A_TIME):
                 if self._layout.format in ("csv", "json"):
                     check_values(batch, self._limits(schema), (), self._sink)
+                elif self._layout.format == "orc":
+                    check_orc_times(batch.drop_columns(list(self._layout.partition_by)), self._sink)
                 self._writer.write(pa.Table.from_batches([batch]).cast(schema))
                 self._place_completed(self._writer)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from dagster_checkpoints.files.urls import is_hidden
 from dagster_checkpoints.sinks.files.columns import FileFormat
 from dagster_checkpoints.sinks.files.encoders import RowEncoder, open_encoder
 from dagster_checkpoints.sinks.parquet_files import partitions
@@ -177,6 +178,11 @@ def partition_folder(values: Mapping[str, Any], sink: str) -> str:
                 f"{sink}: expected values of the partition column {name!r} that fit a directory's name ({_LONGEST} bytes with "
                 f"the column's name), found one of {len(part.encode())} bytes, which begins with {part[:40]!r}. Choose another "
                 "partition column, or shorten the values in the stage"
+            )
+        if is_hidden(part):
+            raise SinkRowsRefused(
+                f"{sink}: expected values of the partition column {name!r} whose directories are read, found {part!r}: "
+                "Spark and Hadoop skip a name with this end. Choose another partition column, or change the value in the stage"
             )
     return "/".join(parts)
 

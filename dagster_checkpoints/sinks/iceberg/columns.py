@@ -30,6 +30,7 @@ _OF_SPARK = {
     "timestamp_ntz": "timestamp",
 }
 _DECIMAL = re.compile(r"decimal\((\d+), ?(-?\d+)\)")
+_WIDER = (("long", "int"), ("double", "float"))
 PARTITION_TYPES = ("boolean", "int", "long", "string", "date", "timestamp", "timestamptz")
 KEY_TYPES = (*PARTITION_TYPES, "binary")
 
@@ -76,6 +77,35 @@ def nested_required(schema: str) -> list[str]:
         for field in json.loads(schema)["fields"]
         if _has_required(field["type"])
     ]
+
+
+def holds(table: Any, stage: Any) -> bool:
+    """Whether a column reads the values of files that were written for another type: it is the same, or was made wider.
+
+    Args:
+        table: the table's type.
+        stage: the type in the files.
+
+    Source: Iceberg's specification, "Schema Evolution".
+    """
+    if isinstance(table, dict) and isinstance(stage, dict) and table["type"] == stage["type"]:
+        wider, narrower = _parts(table), _parts(stage)
+        return wider.keys() == narrower.keys() and all(holds(wider[name], narrower[name]) for name in wider)
+    decimals = [_DECIMAL.fullmatch(str(kind)) for kind in (table, stage)]
+    if decimals[0] is not None and decimals[1] is not None:
+        return decimals[0][2] == decimals[1][2] and int(decimals[0][1]) >= int(decimals[1][1])
+    return table == stage or (table, stage) in _WIDER
+
+
+def _parts(kind: Any) -> dict[str, Any]:
+    """The types in a nested type, by name."""
+    match kind["type"]:
+        case "struct":
+            return {field["name"]: field["type"] for field in kind["fields"]}
+        case "list":
+            return {"element": kind["element"]}
+        case _:
+            return {"key": kind["key"], "value": kind["value"]}
 
 
 def _without_ids(kind: Any) -> Any:

@@ -23,6 +23,7 @@ from dagster_checkpoints.sinks.iceberg.columns import (
     KEY_TYPES,
     PARTITION_TYPES,
     columns_of,
+    holds,
     nested_required,
     required_columns,
     schema_of,
@@ -61,6 +62,7 @@ class IcebergLog(TableLog):
         cleaning="The removal of orphan files and the expiry of snapshots delete files that no snapshot refers to",
         rewriting="rewrite_data_files, DELETE, MERGE",
         access="the catalog, its properties, the credentials and their rights",
+        numbers="properties of the table",
         partition_types=PARTITION_TYPES,
         key_types=KEY_TYPES,
         compression="zstd",
@@ -112,7 +114,15 @@ class IcebergLog(TableLog):
         return TableShape(str(table.metadata.table_uuid), columns_of(schema), required_columns(schema), tuple(partitions))
 
     def columns_in(self, file: Path) -> tuple[Column, ...]:
-        return file_columns(file)
+        from pydantic import ValidationError
+        from pyiceberg.schema import Schema
+
+        columns = file_columns(file)
+        try:
+            Schema.model_validate_json(schema_of(columns))
+        except ValidationError as error:  # two columns with one name: a field of a structure is named after both
+            raise TypeError(f"{error.errors()[0]['msg']}: rename one of them") from error
+        return columns
 
     def check_table(self, *, replaces: bool) -> None:
         unkept = _unkept(self.opened) + (self.obstacles() if replaces else [])
@@ -127,6 +137,9 @@ class IcebergLog(TableLog):
 
     def schema_of(self, columns: Sequence[Column]) -> str:
         return schema_of(columns)
+
+    def holds(self, table: Any, stage: Any) -> bool:
+        return holds(table, stage)
 
     def number(self, name: str) -> int | None:
         found = None if self._table is None else self._table.properties.get(name)

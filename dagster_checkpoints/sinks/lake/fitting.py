@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from dagster_checkpoints.sinks.exact_values import check_values
 from dagster_checkpoints.sinks.lake.columns import Column, SchemaEvolution, added, differences, unfit
 from dagster_checkpoints.sinks.lake.keys import last_of_each_key
 from dagster_checkpoints.sinks.lake.placement import Replacement
@@ -140,6 +141,8 @@ class FileFitting:
             yield log.described(file, metadata, {})
             return
         rows = rows_in_microseconds(file, metadata)
+        for batch in rows.select(list(partition_by)).to_batches():  # Python's types cannot hold each value
+            check_values(batch, {}, (), self._sink)
         if partition_by and self.replacement.key:
             # The order of rows is lost between partitions: of several rows with one key only the last one is kept.
             rows = last_of_each_key(rows, self.replacement.key)

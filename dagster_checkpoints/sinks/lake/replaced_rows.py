@@ -109,6 +109,10 @@ class ReplacedRows(RowPlacement):
         with self._reads(first.path):
             stored = [name for name in self._key.names if name not in first.partition]
             types = key_types(self._log.readable(first.path), stored)
+        now = self._log.arrow_types()  # numbers may be wider than when the transaction was staged
+        types = {
+            name: now[name] if pa.types.is_integer(kind) or pa.types.is_decimal(kind) else kind for name, kind in types.items()
+        }
         self._key = KeyColumns(self._key.names, types)
         read = [self._read(file.path, file.partition) for file in self._files]
         self._keys, replaced = newest_of_each_key(read)

@@ -149,6 +149,7 @@ class TableFormat:
         cleaning: a sentence: what deletes files that the table does not refer to, and when; without its full stop.
         rewriting: the operations of other programs that replace files.
         access: what to look into if the table cannot be reached.
+        numbers: where the sink's numbers are recorded.
         partition_types: the types that a partition column may have, beside decimals.
         key_types: likewise a column of a key.
         compression: how data files are compressed.
@@ -161,6 +162,7 @@ class TableFormat:
     cleaning: str
     rewriting: str
     access: str
+    numbers: str
     partition_types: tuple[str, ...]
     key_types: tuple[str, ...]
     compression: str
@@ -203,6 +205,10 @@ class TableLog(ABC):
     @abstractmethod
     def columns_in(self, file: Path) -> tuple[Column, ...]:
         """The columns of a Parquet file. Raises an exception of the format's library for a type that it does not have."""
+
+    def holds(self, table: Any, stage: Any) -> bool:
+        """Whether a column whose type is now `table` reads the values of files that were written for the type `stage`."""
+        return bool(table == stage)
 
     @abstractmethod
     def check_table(self, *, replaces: bool) -> None:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dagster_checkpoints.sinks.engine import Plan, SinkScope
-from dagster_checkpoints.sinks.lake.columns import added, differences
+from dagster_checkpoints.sinks.lake.columns import Column, added, differences
 from dagster_checkpoints.sinks.lake.fitting import FileFitting, Fitted
 from dagster_checkpoints.sinks.lake.ledger import (
     changed_numbers,
@@ -32,6 +32,7 @@ from dagster_checkpoints.sinks.lake.names import (
     InstanceNames,
     TransactionName,
     attempt_and_number,
+    original_name,
     staged_name,
     transactions_in,
 )
@@ -50,6 +51,7 @@ from dagster_checkpoints.systems.errors import (
     SinkError,
     SinkRowsRefused,
     SinkTargetChanged,
+    SinkTransactionLost,
     few,
 )
 
@@ -124,7 +126,9 @@ class LakeTarget(AtomicTarget):
         self._names = InstanceNames(scope.pipeline, scope.stage, scope.index)
         self._attempt, _ = attempt_and_number(StagedName(scope.owner, scope.attempt, 0).text, scope.job)
         self._partitions = JobPartitions(self._log, scope, self._files.data_files)
-        if self._log.find():
+        found = self._log.find()
+        self._check_job_table(found)
+        if found:
             self._fitting.check_table()
 
     def close(self) -> None:
@@ -320,12 +324,27 @@ class LakeTarget(AtomicTarget):
     def _placement(self, name: TransactionName) -> RowPlacement:
         content = self._files.complete(name)
         self._check_table(content)
+        if name.attempt != self._attempt:
+            self._check_not_in_table(name, content)
         replacement = self._fitting.replacement
         if replacement.key:
             return ReplacedRows(self._log, self._scope, self._sink, name, content.files, replacement.key)
         if replacement.partitions:
             return ReplacedPartitions(content.files, self._log, self._partitions)
         return RowPlacement(content.files)
+
+    def _check_not_in_table(self, name: TransactionName, content: StagedTransaction) -> None:
+        """Whether the numbers are right that do not say that a transaction of an earlier attempt is committed."""
+        active = set(map(original_name, self._log.active_files()))
+        there = [file.path for file in content.files if file.path in active]
+        if there:
+            numbers = self._log.format.numbers
+            raise SinkTargetChanged(
+                f"{self._sink}: expected no rows of checkpoint {name.checkpoint_id} in the table, since its {numbers} do not say "
+                f"that they were committed, found {len(there)} of their files there ({few(there)}): another program has removed "
+                f"the {numbers} whose names begin with dagster-checkpoints/. Nothing was changed. Record them again, as an "
+                "earlier version of the table has them; or begin a new job"
+            )
 
     def _described(self, change: Change, numbers: Mapping[str, int]) -> dict[str, str]:
         """A change, for people."""
@@ -348,7 +367,11 @@ class LakeTarget(AtomicTarget):
                 f"{self._sink}: expected the table with id {staged.table}, found one with id {shape.table}: it was dropped and "
                 "created again after the rows were written. Restore the table, or begin a new job that writes all rows again"
             )
-        stage = self._log.columns_of(staged.schema)
+        types = {column.name: column.type for column in shape.columns}
+        stage = [
+            Column(column.name, types[column.name]) if self._log.holds(types.get(column.name), column.type) else column
+            for column in self._log.columns_of(staged.schema)
+        ]
         problems = [] if again else differences(shape.columns, stage, shape.required, "add")
         problems += [
             f"column {column.name!r}: expected a column of the table, found that it was dropped"
@@ -361,6 +384,25 @@ class LakeTarget(AtomicTarget):
                 f"{self._sink}: the table was changed after the rows of this transaction were written: {'; '.join(problems)}. "
                 "Undo the change and start the run again"
             )
+
+    def _check_job_table(self, exists: bool) -> None:
+        """Whether the table is the one that the job has written to: it may have been dropped between two runs.
+
+        A table that another program has replaced in its log keeps the numbers, and what is committed is known.
+        """
+        of_job = [name for name in self._existing() if name.job == self._scope.job]
+        newest = max(of_job, key=lambda name: name.checkpoint_id, default=None)
+        if newest is None or is_committed(newest, self._log.number):
+            return
+        with suppress(SinkTransactionLost):  # its file may not be needed any more
+            wanted, found = self._files.content(newest).table, self._log.shape().table if exists else ""
+            if wanted and found != wanted:
+                raise SinkTargetChanged(
+                    f"{self._sink}: expected the table with id {wanted}, to which job {self._scope.job} has written rows up to "
+                    f"checkpoint {newest.checkpoint_id}, found {f'one with id {found}' if found else 'none'}: it was dropped. "
+                    "Restore the table; or begin a new job that writes all rows again; or, to go on without the rows of earlier "
+                    f"checkpoints, delete {self._names.transactions}/{newest.job} below the table's location"
+                )
 
     # The table, and what is recorded before there is one
 

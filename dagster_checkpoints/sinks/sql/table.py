@@ -18,7 +18,7 @@ from sqlalchemy.schema import CreateTable, DropTable
 from dagster_checkpoints.sinks.exact_values import ColumnLimits
 from dagster_checkpoints.sinks.sql.columns import POSITION, SinkColumn, check_table, column_limits, is_computed
 from dagster_checkpoints.sinks.sql.rows import copy_text, sqlite_rows
-from dagster_checkpoints.systems.errors import SinkColumnsMismatch, SinkTargetChanged, SinkTransactionLost
+from dagster_checkpoints.systems.errors import SinkColumnsMismatch, SinkRowsRefused, SinkTargetChanged, SinkTransactionLost
 from dagster_checkpoints.systems.sql_address import IDENTIFIER_BYTES, DatabaseKind
 
 _POSITION: Any = sa.column(POSITION, sa.BigInteger)
@@ -173,6 +173,7 @@ class SinkTable:
 
         Raises:
             SinkTransactionLost: the staging table has another number of rows.
+            SinkRowsRefused: the database does not give the table each of the rows.
             SinkTargetChanged: the target was altered, and does not hold the rows exactly any more.
         """
         source = self._staging(staging)
@@ -183,10 +184,10 @@ class SinkTable:
             )
         names = [each["name"] for each in sa.inspect(connection).get_columns(staging, schema=self._schema)][1:]
         self._check_exact(connection, source, self._table(), names)
-        self._insert(connection, source, names, mark)
+        self._insert(connection, source, names, rows, mark)
         self.drop_staging(connection, staging)
 
-    def _insert(self, connection: sa.Connection, source: sa.Table, names: list[str], mark: str | None) -> None:
+    def _insert(self, connection: sa.Connection, source: sa.Table, names: list[str], rows: int, mark: str | None) -> None:
         target = self._table(names)
         chosen = sa.select(*_columns(names))
         if mark is not None:
@@ -195,7 +196,7 @@ class SinkTable:
             chosen = chosen.add_columns(sa.literal(mark, sa.Text).label("mark"))
         if not self._key:
             written = [*names, *([] if mark is None else [str(self._checkpoint_column)])]
-            connection.execute(sa.insert(target).from_select(written, chosen.select_from(source)))
+            self._insert_all(connection, sa.insert(target).from_select(written, chosen.select_from(source)), rows)
             return
         newest = sa.select(sa.func.max(_POSITION)).select_from(source).group_by(*_columns(self._key))
         # SQLite needs a WHERE between SELECT and ON CONFLICT.
@@ -207,6 +208,17 @@ class SinkTable:
         else:
             upsert = upsert.on_conflict_do_nothing(index_elements=list(self._key))
         connection.execute(upsert)
+
+    def _insert_all(self, connection: sa.Connection, statement: sa.Insert, rows: int) -> None:
+        """Insert rows of another table, and refuse a table that does not take each of them."""
+        inserted = connection.execute(statement.execution_options(preserve_rowcount=True)).rowcount
+        if inserted != rows:
+            raise SinkRowsRefused(
+                f"{self._sink}: expected that the table takes each of {rows} rows, found that the database has inserted "
+                f"{inserted}: a trigger, a rule, or a constraint with ON CONFLICT IGNORE leaves rows out, or gives them to "
+                "another table. Nothing was changed, and the rows stay staged: remove it (PARTITION BY divides rows among "
+                "tables, a trigger AFTER INSERT can copy them), and start the run again"
+            )
 
     # Taken-back rows
 
@@ -291,8 +303,10 @@ class SinkTable:
         names = self._common(connection, source, into)
         self._check_exact(connection, source, into, names)
         chosen = sa.select(*_columns(names)).select_from(source).where(self._mark() == mark)
-        connection.execute(sa.insert(self._named(into.name, names)).from_select(names, chosen))
-        return int(connection.execute(sa.delete(source).where(self._mark() == mark)).rowcount)
+        rows = int(connection.execute(sa.select(sa.func.count()).select_from(source).where(self._mark() == mark)).scalar_one())
+        self._insert_all(connection, sa.insert(self._named(into.name, names)).from_select(names, chosen), rows)
+        connection.execute(sa.delete(source).where(self._mark() == mark))
+        return rows
 
     def _mark(self) -> Any:
         assert self._checkpoint_column is not None

@@ -31,7 +31,7 @@ from dagster_checkpoints.sinks.sql.table import SinkTable
 from dagster_checkpoints.sinks.target import AtomicTarget, Batch, Guard, Sealed
 from dagster_checkpoints.sinks.temporary_folder import TransactionCopies
 from dagster_checkpoints.sinks.unwritable import try_directory
-from dagster_checkpoints.systems.errors import SinkCannotTakeBack, SinkTransactionLost
+from dagster_checkpoints.systems.errors import SinkCannotTakeBack, SinkTargetChanged, SinkTransactionLost
 from dagster_checkpoints.systems.sql_address import SqlAddress
 from dagster_checkpoints.systems.sql_database import SqlDatabase
 
@@ -141,6 +141,12 @@ class SqlTarget(AtomicTarget):
             self._ledger.create(connection)
             if claim is None:
                 claim = self._ledger.claim(connection, scope)  # another instance may have been first
+            if scope.job in self._ledger.jobs(connection) and not self._table.exists(connection):
+                raise SinkTargetChanged(
+                    f"{self._sink}: expected the table, to which job {scope.job} has committed rows as {COMMITS} says, found "
+                    "that it does not exist: it was dropped or renamed. Restore it, or rename it back; or begin a new job; or, "
+                    "to go on without these rows, create an empty table of this name, and start the run again"
+                )
             return claim or self._ledger.take(connection, scope, not self._has_rows(connection))
 
         self._claim = self.database.write(work)
