@@ -191,6 +191,7 @@ class TaskSink:
         transactions: the transactions that the checkpoint holds for this instance; None at a new start.
         take_back_after: the restored checkpoint, if later ones were completed.
         replace: whether a new start removes the rows of other jobs.
+        highest: highest checkpoint id that storage has recorded; None if it is not known.
 
     Attributes:
         rows: the rows of the current transaction.
@@ -209,6 +210,7 @@ class TaskSink:
         transactions: Sequence[Staged] | None,
         take_back_after: int | None,
         replace: bool = False,
+        highest: int | None = None,
     ) -> None:
         self.system = system
         self.instance = instance
@@ -219,7 +221,9 @@ class TaskSink:
         self._take_back_after = take_back_after
         self._replace = replace
         system.attempts += 1
-        self._scope = SinkScope("", str(system.stage), instance, parallelism, str(job), self._owner, f"a{system.attempts}")
+        self._scope = SinkScope(
+            "", str(system.stage), instance, parallelism, str(job), self._owner, f"a{system.attempts}", highest
+        )
         self.behind_all = _BEHIND_ALL + system.attempts
         self._life = SinkLife(self._scope, f"stage {system.stage}", stepped=system.stepped, by_key=system.by_key)
         self._target = Target(system, instance, self._scope.job)

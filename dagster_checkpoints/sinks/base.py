@@ -57,6 +57,9 @@ class SinkContext:
         epoch: fencing epoch of the run that owns the pipeline, larger than those of all earlier owners in this history. An owner
             that was suspended for longer than its lease may still act beside a newer owner: a sink should refuse to abort or
             hide rows for an older epoch than the newest that it has seen. 0 if the pipeline has no owners.
+        highest_checkpoint_id: highest id that the checkpoint storage has recorded when this execution begins, over all jobs; None
+            if it is not known. If this job has committed a later one, the storage is an older copy than the sink's target: a
+            sink should refuse to open, since the job will use the ids of these commits again.
     """
 
     pipeline: str
@@ -68,6 +71,7 @@ class SinkContext:
     attempt: str
     history: str = ""
     epoch: int = 0
+    highest_checkpoint_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,13 @@ from dagster_checkpoints.sinks.ledger import (
     Unfinished,
     parse_name,
 )
-from dagster_checkpoints.systems.errors import SinkCannotTakeBack, SinkFenced, SinkTransactionConflict, SinkUnavailable
+from dagster_checkpoints.systems.errors import (
+    SinkAheadOfStorage,
+    SinkCannotTakeBack,
+    SinkFenced,
+    SinkTransactionConflict,
+    SinkUnavailable,
+)
 
 T = TypeVar("T")
 
@@ -87,6 +93,7 @@ class SinkScope(msgspec.Struct, frozen=True):
         job: the job's name: its number, with the history that counts it.
         owner: the run that owns the pipeline.
         attempt: token of this execution of the instance; letters, digits, ``_``, ``-`` and ``.``.
+        highest: highest checkpoint id that storage has recorded when this execution begins; None if it is not known.
     """
 
     pipeline: str
@@ -96,6 +103,7 @@ class SinkScope(msgspec.Struct, frozen=True):
     job: str
     owner: SinkOwner
     attempt: str
+    highest: int | None = None
 
 
 class SinkLife:
@@ -114,6 +122,8 @@ class SinkLife:
         self._stepped = stepped
         self._by_key = by_key
         self._number = 0
+        self._highest = scope.highest
+        """As that of the scope; None once the instance is open, since it may commit later checkpoints itself."""
         self.origin: int | None = None
         """The checkpoint that the job continues from, until its next checkpoint; 0: its beginning."""
 
@@ -125,8 +135,14 @@ class SinkLife:
     # A start
 
     def open(self) -> Steps[None]:
-        """Refuse older owners from now on, and complete a change that was interrupted. Raises SinkFenced."""
+        """Refuse older owners from now on, and complete a change that was interrupted.
+
+        Raises:
+            SinkFenced: a newer owner has opened the instance.
+            SinkAheadOfStorage: the job has committed a checkpoint that storage does not know.
+        """
         yield from self._change(self._plan_fence)
+        self._highest = None
 
     def new_start(self, *, replace: bool) -> Steps[None]:
         """At the beginning of a job: discard what is staged, and remove the rows of other jobs if asked to.
@@ -315,6 +331,7 @@ class SinkLife:
     def _finish(self, ledger: Ledger, unfinished: Unfinished) -> Steps[None]:
         """Complete a change that was recorded: each move changes nothing where it was made before."""
         self.check_owner(ledger)
+        self._check_not_ahead(ledger)
         owner = self._owner(ledger)
         if ledger.owner != owner:  # a change of an earlier owner
             ledger = msgspec.structs.replace(ledger, owner=owner)
@@ -338,6 +355,7 @@ class SinkLife:
 
     def _plan_fence(self, ledger: Ledger) -> Change | None:
         self.check_owner(ledger)
+        self._check_not_ahead(ledger)
         same = ledger.owner == self._owner(ledger)
         return None if same else self._changed(ledger, self._scope.job, None)
 
@@ -360,7 +378,24 @@ class SinkLife:
             raise SinkFenced(
                 f"{self._sink}: expected no newer run than this one (epoch {self._scope.owner.epoch}) to write to this sink, "
                 f"found recorded for instance {self._scope.index} that a run of epoch {ledger.owner.epoch} does: that run has "
-                "taken the pipeline over while this run was suspended or cut off. This run stops and changes nothing"
+                "taken the pipeline over while this run was suspended or cut off; or the checkpoint storage is an older copy than "
+                "the sink. This run stops and changes nothing"
+            )
+
+    def _check_not_ahead(self, ledger: Ledger) -> None:
+        """Refuse a storage that is older than the ledger: the job would use the ids of later commits again, and lose their rows."""
+        job, unfinished = self._scope.job, ledger.unfinished
+        begun = unfinished.after.newest.values() if unfinished is not None and unfinished.job == job else ()
+        newest = max((*ledger.job(job).newest.values(), *begun), default=0)
+        if self._highest is not None and newest > self._highest:
+            raise SinkAheadOfStorage(
+                f"{self._sink}: expected that instance {self._scope.index} has committed no checkpoint of job {job} after "
+                f"{self._highest}, the highest id in the checkpoint storage, found that it has committed checkpoint {newest}: the "
+                "storage is an older copy than the sink. Was it restored from a backup? The job would use these ids again, and its "
+                "rows would be taken for rows that are committed. Nothing was changed. Put the newest storage back; or the sink's "
+                "data as it was at the time of the backup; or, with every run stopped, set in state.json highest_checkpoint_id to "
+                f"at least {newest} and epoch to at least {ledger.owner.epoch}: the next run then takes back the rows of later "
+                "checkpoints, and writes them again; or begin a new job (restore_from: none)"
             )
 
     def _check_same(self, job: JobLedger, staged: Staged) -> None:

@@ -131,6 +131,7 @@ class TargetSink(TwoPhaseCommitSink):
         Raises:
             SinkPathInUse: the target belongs to another stage or pipeline.
             SinkFenced: a newer run of the pipeline writes to it.
+            SinkAheadOfStorage: the checkpoint storage is an older copy than the target.
             SinkUnavailable: the target does not answer.
         """
         self.close()
@@ -244,4 +245,13 @@ def scope_of(context: SinkContext) -> SinkScope:
     """The instance that a context describes; its job has the name that ledgers use."""
     job = f"{context.job_id}.{context.history}" if context.history else str(context.job_id)
     owner = SinkOwner(context.epoch, context.history)
-    return SinkScope(context.pipeline, context.stage, context.index, context.parallelism, job, owner, context.attempt)
+    return SinkScope(
+        context.pipeline,
+        context.stage,
+        context.index,
+        context.parallelism,
+        job,
+        owner,
+        context.attempt,
+        context.highest_checkpoint_id,
+    )

@@ -46,6 +46,10 @@ class SinkFenced(SinkError):
     """A newer owner of the pipeline writes to the sink: this owner must change nothing."""
 
 
+class SinkAheadOfStorage(SinkError):
+    """The job has committed checkpoints that the checkpoint storage does not know: the storage is an older copy."""
+
+
 class SinkTransactionLost(SinkError):
     """A transaction that a checkpoint holds is neither staged nor committed any more."""
 

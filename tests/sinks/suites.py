@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from dagster_checkpoints.sinks import (
+    SinkAheadOfStorage,
     SinkCannotTakeBack,
     SinkContext,
     SinkFenced,
@@ -26,6 +27,13 @@ class OfAnotherStorage(ModelJob):
 
     def context(self, index: int, epoch: int, job_id: int = 1, attempt: str | None = None) -> SinkContext:
         return dataclasses.replace(super().context(index, epoch, job_id, attempt), history="other")
+
+
+class OfOlderStorage(ModelJob):
+    """A job whose checkpoint storage has recorded no checkpoint after 2."""
+
+    def context(self, index: int, epoch: int, job_id: int = 1, attempt: str | None = None) -> SinkContext:
+        return dataclasses.replace(super().context(index, epoch, job_id, attempt), highest_checkpoint_id=2)
 
 
 class TargetConformance(SinkConformance):
@@ -53,6 +61,25 @@ class TargetConformance(SinkConformance):
                 act()
             assert self._rows(tmp_path) == held.visible
         newer.commit(2)
+        assert self._rows(tmp_path) == waiting.visible
+
+    def test_a_checkpoint_storage_that_is_an_older_copy_is_refused(self, tmp_path: Path) -> None:
+        """Its job would use the ids of committed checkpoints again, and their new rows would not be committed."""
+        job = self._job(tmp_path)
+        job.start()
+        job.write(2)
+        second = job.checkpoint(2)
+        OfOlderStorage(job.sink, tmp_path / "same").start(second, epoch=2)
+        job.start(second, epoch=2)
+        job.write(1)
+        third = job.checkpoint(3)
+        job.write(4)
+        waiting = job.snapshot(4)
+        for restored in (second, None):
+            with pytest.raises(SinkAheadOfStorage, match=r"after 2, .*has committed checkpoint 3: .*Nothing was changed"):
+                OfOlderStorage(job.sink, tmp_path / "older").start(restored, epoch=2)
+        assert self._rows(tmp_path) == third.visible
+        job.commit(4)
         assert self._rows(tmp_path) == waiting.visible
 
     def test_epochs_and_jobs_of_another_storage_are_others(self, tmp_path: Path) -> None:

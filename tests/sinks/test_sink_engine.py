@@ -30,6 +30,7 @@ from dagster_checkpoints.sinks.ledger import (
     stored_ledger,
 )
 from dagster_checkpoints.systems.errors import (
+    SinkAheadOfStorage,
     SinkCannotTakeBack,
     SinkFenced,
     SinkPathInUse,
@@ -109,6 +110,49 @@ def test_an_owner_of_another_history_and_one_without_an_epoch_take_over(system: 
     without, target = opened(system, owner=SinkOwner())
     committed(target, without, 1)
     assert system.ledgers[1].owner == SinkOwner(1, "h2")
+
+
+def test_a_storage_that_is_older_than_the_ledger_is_refused_before_anything_changes(system: SinkSystem) -> None:
+    one, target = opened(system)
+    committed(target, one, 6, 7)
+    target.stage(T1.name, (1, 2))
+    before = (dict(system.visible), dict(system.staged), dict(system.ledgers))
+    older = life(stepped=system.stepped, attempt="later", owner=SinkOwner(4, "h1"), highest=6)
+    for steps in (older.open(), older.new_start(replace=True)):
+        with pytest.raises(SinkAheadOfStorage) as refused:
+            drive(steps, target)
+        assert str(refused.value) == AHEAD
+    assert (dict(system.visible), dict(system.staged), dict(system.ledgers)) == before
+    opened(system, job="5.h1", highest=6)
+
+
+def test_a_storage_that_is_older_than_a_commit_that_has_begun_is_refused() -> None:
+    system = SinkSystem(0, stepped=True)
+    one, target = opened(system)
+    target.stage(T1.name, (1, 2))
+    calls_of(one.commit(T1), target, until="put_ledger")
+    with pytest.raises(SinkAheadOfStorage, match="checkpoint 7"):
+        drive(life(stepped=True, highest=6).open(), target)
+    assert not system.visible
+    drive(life(stepped=True, highest=7).open(), target)
+    assert list(system.visible) == [T1.commit]
+
+
+def test_what_an_instance_commits_itself_is_not_ahead_of_its_storage(system: SinkSystem) -> None:
+    one, target = opened(system, highest=0)
+    drive(one.new_start(replace=False), target)
+    committed(target, one, 1, 2)
+
+
+def test_after_the_ids_are_set_above_those_of_the_sink_an_older_storage_goes_on(system: SinkSystem) -> None:
+    """The remedy in the error's text: the run takes back what came after its checkpoint, and commits under later ids."""
+    one, target = opened(system)
+    committed(target, one, 5, 6, 7)
+    again = life(stepped=system.stepped, attempt="again", owner=SinkOwner(4, "h1"), highest=7)
+    drive(again.recover([], 5), target)
+    assert [commit.checkpoint for commit in system.visible] == [5]
+    committed(target, again, 8, 9)
+    assert sorted(commit.checkpoint for commit in system.visible) == [5, 8, 9]
 
 
 def test_another_transaction_for_a_committed_checkpoint_is_refused_by_name(system: SinkSystem) -> None:
@@ -339,8 +383,16 @@ def test_a_transaction_of_another_jobs_savepoint_is_visible_though_that_job_went
 
 FENCED = (
     "ASink(x): expected no newer run than this one (epoch 3) to write to this sink, found recorded for instance 1 that a run of "
-    "epoch 4 does: that run has taken the pipeline over while this run was suspended or cut off. This run stops and changes "
-    "nothing"
+    "epoch 4 does: that run has taken the pipeline over while this run was suspended or cut off; or the checkpoint storage is an "
+    "older copy than the sink. This run stops and changes nothing"
+)
+AHEAD = (
+    "ASink(x): expected that instance 1 has committed no checkpoint of job 4.h1 after 6, the highest id in the checkpoint storage, "
+    "found that it has committed checkpoint 7: the storage is an older copy than the sink. Was it restored from a backup? The job "
+    "would use these ids again, and its rows would be taken for rows that are committed. Nothing was changed. Put the newest "
+    "storage back; or the sink's data as it was at the time of the backup; or, with every run stopped, set in state.json "
+    "highest_checkpoint_id to at least 7 and epoch to at least 3: the next run then takes back the rows of later checkpoints, and "
+    "writes them again; or begin a new job (restore_from: none)"
 )
 CONFLICT = (
     "ASink(x): expected no other transaction for checkpoint 7 of job 4.h1, instance 1, found that 'e3.h1-abc-000000' was "

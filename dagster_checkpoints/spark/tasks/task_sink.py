@@ -52,6 +52,7 @@ def sink_context(
         attempt=attempt,
         history=ownership.history if ownership else "",
         epoch=ownership.epoch if ownership else 0,
+        highest_checkpoint_id=ownership.highest_checkpoint_id if ownership else None,
     )
 
 
