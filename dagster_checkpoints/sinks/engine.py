@@ -378,24 +378,24 @@ class SinkLife:
             raise SinkFenced(
                 f"{self._sink}: expected no newer run than this one (epoch {self._scope.owner.epoch}) to write to this sink, "
                 f"found recorded for instance {self._scope.index} that a run of epoch {ledger.owner.epoch} does: that run has "
-                "taken the pipeline over while this run was suspended or cut off; or the checkpoint storage is an older copy than "
-                "the sink. This run stops and changes nothing"
+                "taken the pipeline over while this run was suspended or cut off; or the checkpoint storage is an older copy "
+                "than the sink. This run stops and changes nothing"
             )
 
     def _check_not_ahead(self, ledger: Ledger) -> None:
-        """Refuse a storage that is older than the ledger: the job would use the ids of later commits again, and lose their rows."""
+        """Refuse a storage that is older than the ledger: the job would use ids of commits again, and lose their rows."""
         job, unfinished = self._scope.job, ledger.unfinished
         begun = unfinished.after.newest.values() if unfinished is not None and unfinished.job == job else ()
         newest = max((*ledger.job(job).newest.values(), *begun), default=0)
         if self._highest is not None and newest > self._highest:
             raise SinkAheadOfStorage(
                 f"{self._sink}: expected that instance {self._scope.index} has committed no checkpoint of job {job} after "
-                f"{self._highest}, the highest id in the checkpoint storage, found that it has committed checkpoint {newest}: the "
-                "storage is an older copy than the sink. Was it restored from a backup? The job would use these ids again, and its "
-                "rows would be taken for rows that are committed. Nothing was changed. Put the newest storage back; or the sink's "
-                "data as it was at the time of the backup; or, with every run stopped, set in state.json highest_checkpoint_id to "
-                f"at least {newest} and epoch to at least {ledger.owner.epoch}: the next run then takes back the rows of later "
-                "checkpoints, and writes them again; or begin a new job (restore_from: none)"
+                f"{self._highest}, the highest id in the checkpoint storage, found that it has committed checkpoint {newest}: "
+                "the storage is an older copy than the sink. Was it restored from a backup? The job would use these ids again, "
+                "and its rows would be taken for rows that are committed. Nothing was changed. Put the newest storage back; or "
+                "the sink's data as it was at the time of the backup; or, with every run stopped, set in state.json "
+                f"highest_checkpoint_id to at least {newest} and epoch to at least {ledger.owner.epoch}: the next run then "
+                "takes back the rows of later checkpoints, and writes them again; or begin a new job (restore_from: none)"
             )
 
     def _check_same(self, job: JobLedger, staged: Staged) -> None:

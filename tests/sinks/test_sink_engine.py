@@ -387,12 +387,12 @@ FENCED = (
     "older copy than the sink. This run stops and changes nothing"
 )
 AHEAD = (
-    "ASink(x): expected that instance 1 has committed no checkpoint of job 4.h1 after 6, the highest id in the checkpoint storage, "
-    "found that it has committed checkpoint 7: the storage is an older copy than the sink. Was it restored from a backup? The job "
-    "would use these ids again, and its rows would be taken for rows that are committed. Nothing was changed. Put the newest "
-    "storage back; or the sink's data as it was at the time of the backup; or, with every run stopped, set in state.json "
-    "highest_checkpoint_id to at least 7 and epoch to at least 3: the next run then takes back the rows of later checkpoints, and "
-    "writes them again; or begin a new job (restore_from: none)"
+    "ASink(x): expected that instance 1 has committed no checkpoint of job 4.h1 after 6, the highest id in the checkpoint "
+    "storage, found that it has committed checkpoint 7: the storage is an older copy than the sink. Was it restored from a "
+    "backup? The job would use these ids again, and its rows would be taken for rows that are committed. Nothing was changed. "
+    "Put the newest storage back; or the sink's data as it was at the time of the backup; or, with every run stopped, set in "
+    "state.json highest_checkpoint_id to at least 7 and epoch to at least 3: the next run then takes back the rows of later "
+    "checkpoints, and writes them again; or begin a new job (restore_from: none)"
 )
 CONFLICT = (
     "ASink(x): expected no other transaction for checkpoint 7 of job 4.h1, instance 1, found that 'e3.h1-abc-000000' was "
