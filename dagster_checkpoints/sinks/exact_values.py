@@ -88,27 +88,26 @@ def check_orc_times(batch: pa.RecordBatch, sink: str) -> None:
         for values in _simple_values(column):
             problem = _orc_problem(values)
             if problem is not None:
-                row, expected, remedy = problem
-                raise SinkRowsRefused(f"{sink}: expected {expected}, found {_shown(values, row)} in column {name!r}. {remedy}")
+                row, expected = problem
+                raise SinkRowsRefused(
+                    f"{sink}: expected {expected}, found {_shown(values, row)} in column {name!r}. Choose another format, or "
+                    "give the column as text"
+                )
 
 
-def _orc_problem(values: pa.Array) -> tuple[int, str, str] | None:
-    remedy = "Choose another format, or give the column as text"
+def _orc_problem(values: pa.Array) -> tuple[int, str] | None:
+    """The first value that would not be read back, and what was expected."""
     if pa.types.is_date(values.type):
-        days, first = values.cast(pa.date32()).view(pa.int32()), _GREGORIAN_SINCE_DAY
+        units, first = values.cast(pa.date32()).view(pa.int32()), _GREGORIAN_SINCE_DAY
     elif pa.types.is_timestamp(values.type):
-        days, first = values.cast(pa.timestamp("us", values.type.tz)).view(pa.int64()), _GREGORIAN_SINCE_DAY * _DAY
-        whole = pc.multiply(pc.divide(days, _SECOND), _SECOND)
-        if _any(found := pc.and_(pc.less(days, 0), pc.not_equal(whole, days))):
-            return _first(found), "times of whole seconds before 1970, since Spark cannot read others from this ORC file", remedy
+        units, first = values.cast(pa.timestamp("us", values.type.tz)).view(pa.int64()), _GREGORIAN_SINCE_DAY * _DAY
+        whole = pc.multiply(pc.divide(units, _SECOND), _SECOND)
+        if _any(found := pc.and_(pc.less(units, 0), pc.not_equal(whole, units))):
+            return _first(found), "times of whole seconds before 1970, since Spark cannot read others from this ORC file"
     else:
         return None
-    if _any(found := pc.less(days, first)):
-        return (
-            _first(found),
-            "dates and times since 1582-10-15, since Spark reads earlier ones from this ORC file as others",
-            remedy,
-        )
+    if _any(found := pc.less(units, first)):
+        return _first(found), "dates and times since 1582-10-15, since Spark reads earlier ones from this ORC file as others"
     return None
 
 

@@ -164,7 +164,8 @@ class TaskQuery:
         if trigger:
             writer = writer.trigger(**trigger)
         self.runs += 1
-        self._reads_files, self._reads_only_kafka = reads_files(frame), reads_only_kafka(frame)
+        self._reads_files = reads_files(frame)
+        self._reads_only_kafka = self._gate is None and reads_only_kafka(frame)
         self._with_minimum = streams_with_minimum(frame) if self._gate is None else ()
         self._begun.clear()
         with held_start(frame) if before_first_batch is not None else nullcontext():

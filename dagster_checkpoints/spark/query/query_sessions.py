@@ -59,7 +59,8 @@ def polling_of(frame: DataFrame, sources: int) -> dict[str, str]:
         frame: The streaming DataFrame of the query.
         sources: The number of unbounded sources of the run.
     """
-    chosen = frame.sparkSession.conf.get(POLLING_DELAY, None)
+    if frame.sparkSession.conf.get(POLLING_DELAY, None) != USUAL_POLLING_DELAY:
+        return {}
     paths = [source_options(leaf).get("path", "") for leaf in streams(frame) if leaf.nodeName() == V1_STREAM]
     delay = f"{polling_delay_ms(sources, any(map(in_object_store, paths)))}ms"
-    return {POLLING_DELAY: delay} if chosen == USUAL_POLLING_DELAY != delay else {}
+    return {POLLING_DELAY: delay} if delay != USUAL_POLLING_DELAY else {}

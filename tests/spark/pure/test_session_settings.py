@@ -86,3 +86,19 @@ def test_a_setting_that_a_stages_function_changes_is_refused_before_its_query_st
     with pytest.raises(SparkSettingError, match="multipleWatermarkPolicy=max"):
         driver.deploy(do.Deploy(1, None), None, 1)
     assert driver.deployment is deployment, "its stages are open: the end of the job closes them"
+
+
+def test_the_settings_that_the_promise_depends_on() -> None:
+    """By name: the tests above cannot notice one that has been taken out of the tables."""
+    assert {
+        key.removeprefix("spark.").removeprefix("sql.").removeprefix("streaming.") for key in (*REQUIRED, *LEAST, *UNSET)
+    } == {
+        *("stateStore.rocksdb.changelogCheckpointing.enabled", "stateStore.checkpointFormatVersion", "offsetLog.formatVersion"),
+        *("queryEvolution.enableSourceEvolution", "multipleWatermarkPolicy", "noDataMicroBatches.enabled", "exchange.reuse"),
+        *("parquet.outputTimestampType", "parquet.datetimeRebaseModeInWrite", "stopTimeout", "scheduler.mode"),
+        *("stateStore.rocksdb.trackTotalNumberOfRows", "unsupportedOperationCheck", "statefulOperator.checkCorrectness.enabled"),
+        *("stateStore.stateSchemaCheck", "stateStore.formatValidation.enabled", "stateStore.commitValidation.enabled"),
+        *("statefulOperator.allowMultiple", "useStreamlineAggregator", "stateStore.skipNullsForStreamStreamJoins.enabled"),
+        *("optimizer.pruneFiltersCanPruneStreamingSubplan", "optimizeOneRowPlan.enabled", "legacy.sessionInitWithConfigDefaults"),
+        *("minBatchesToRetain", "numRecentProgressUpdates", "internal.stateStore.partitions", "disabledV2MicroBatchReaders"),
+    }
