@@ -203,7 +203,8 @@ def test_a_checkpoint_names_the_table_and_the_column_of_its_division(file: Path)
                 extraOptions=lambda: reader.given,
                 sourceName=lambda: "sql_table",
                 identifier=lambda: none,
-            )
+            ),
+            spark,
         )
 
     with closing(sqlite3.connect(file)) as connection:
