@@ -137,12 +137,15 @@ class KafkaBroker:
 
     def create_topic(self, name: str, partitions: int = 1, **settings: str) -> None:
         config = {key.replace("_", "."): value for key, value in settings.items()}
-        until = time.monotonic() + _SECONDS
+        until, new = time.monotonic() + _SECONDS, name not in self.topics()
         while True:
             try:
                 _result(self.admin.create_topics([NewTopic(name, partitions, 1, config=config)]))
                 break
-            except KafkaException as error:  # its own controller may have missed the broker for a moment
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS and new:
+                    break  # the answer to the client's first request came too late, and it has asked again
+                # Its own controller may have missed the broker for a moment.
                 if error.args[0].code() != KafkaError.INVALID_REPLICATION_FACTOR or time.monotonic() > until:
                     raise
                 time.sleep(0.1)

@@ -19,6 +19,7 @@ from dagster_checkpoints.spark.session import executor_probe
 from dagster_checkpoints.spark.session.class_archive import ClassArchive
 from dagster_checkpoints.spark.session.java import configure_java
 from dagster_checkpoints.spark.session.launcher import launch
+from dagster_checkpoints.spark.session.local_files import UNCHECKED, WITHOUT_CHECKSUMS, use_local_files
 from dagster_checkpoints.spark.session.spark_home import lean_spark_home
 from dagster_checkpoints.spark.session.spark_version import check_supported, installed_version
 
@@ -109,9 +110,8 @@ DEFAULTS: Mapping[str, str] = {
     "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
     "spark.sql.streaming.stateStore.maintenanceInterval": "30s",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Spark's files of queries without Hadoop's checksum files beside them: Hadoop has no native code here, and starts a process
-    # `readlink` or `chmod` several times for each file of a micro-batch. A checkpoint has its own checksums.
-    "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
+    # Spark's files of queries without Hadoop's checksum files beside them. A checkpoint has its own checksums.
+    f"spark.hadoop.{UNCHECKED}": WITHOUT_CHECKSUMS,
 }
 
 
@@ -242,6 +242,7 @@ def prepare_session(spark: SparkSession) -> SparkSession:
     log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
     for name in _QUERY_LOGS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+    use_local_files(spark)
     return spark
 
 
