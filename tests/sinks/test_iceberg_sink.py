@@ -218,6 +218,21 @@ def test_rows_are_not_doubled_after_another_program_has_removed_the_sinks_proper
     assert lake.rows() == [1, 2, 3]
 
 
+def test_committed_files_are_not_discarded_after_another_program_has_removed_the_sinks_properties(lake: Lake) -> None:
+    sink = lake.opened()
+    texts = []
+    for number in (1, 2, 3):
+        texts.append(lake.staged(sink, number, number))
+        sink.commit(texts[-1])
+    numbers = {name: number for name, number in lake.table.properties.items() if name.startswith("dagster-checkpoints/")}
+    with lake.table.transaction() as transaction:
+        transaction.remove_properties(*numbers)
+    for restored, named in ((3, []), (3, texts[2:]), (2, texts[1:2]), (1, texts[:1])):
+        with pytest.raises(SinkTargetChanged, match=r"found 1 of their files there.*Nothing was changed"):
+            lake.opened(attempt=f"a{restored}{len(named)}").recover(named, restored=restored)
+        assert lake.rows() == [1, 2, 3]
+
+
 def test_a_column_with_the_name_of_a_structures_field_is_refused(lake: Lake) -> None:
     with pytest.raises(SinkColumnsMismatch, match=r"multiple fields for name a\.b.*rename one"):
         lake.staged(lake.opened(), 1, **{"a": pa.array([{"b": 1}]), "a.b": pa.array([2])})

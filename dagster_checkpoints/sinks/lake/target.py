@@ -190,6 +190,7 @@ class LakeTarget(AtomicTarget):
 
     def discard(self, names: Sequence[str]) -> None:
         existing = self._existing()
+        self._check_not_committed([each for each in existing if each.staged in names])
         left_open = {name: file for name, file in self._left_open(existing).items() if name in names}
         for name, marker in left_open.items():
             self._check_owner()  # right before each deletion: an object store has no fenced deletion
@@ -325,7 +326,7 @@ class LakeTarget(AtomicTarget):
         content = self._files.complete(name)
         self._check_table(content)
         if name.attempt != self._attempt:
-            self._check_not_in_table(name, content)
+            self._check_not_in_table({name: content})
         replacement = self._fitting.replacement
         if replacement.key:
             return ReplacedRows(self._log, self._scope, self._sink, name, content.files, replacement.key)
@@ -333,18 +334,29 @@ class LakeTarget(AtomicTarget):
             return ReplacedPartitions(content.files, self._log, self._partitions)
         return RowPlacement(content.files)
 
-    def _check_not_in_table(self, name: TransactionName, content: StagedTransaction) -> None:
-        """Whether the numbers are right that do not say that a transaction of an earlier attempt is committed."""
+    def _check_not_committed(self, sealed: Sequence[TransactionName]) -> None:
+        """Check that no row of transactions that are to be discarded is in the table."""
+        contents = {}
+        for name in sealed:
+            with suppress(SinkTransactionLost):  # what it holds was discarded, or is not known
+                if not is_committed(name, self._log.number):
+                    contents[name] = self._files.content(name)
+        if contents:
+            self._check_not_in_table(contents)
+
+    def _check_not_in_table(self, sealed: Mapping[TransactionName, StagedTransaction]) -> None:
+        """Check transactions of earlier attempts of which the table's numbers do not say that they are committed."""
         active = set(map(original_name, self._log.active_files()))
-        there = [file.path for file in content.files if file.path in active]
-        if there:
-            numbers = self._log.format.numbers
-            raise SinkTargetChanged(
-                f"{self._sink}: expected no rows of checkpoint {name.checkpoint_id} in the table, since its {numbers} do not say "
-                f"that they were committed, found {len(there)} of their files there ({few(there)}): another program has removed "
-                f"the {numbers} whose names begin with dagster-checkpoints/. Nothing was changed. Record them again, as an "
-                "earlier version of the table has them; or begin a new job"
-            )
+        for name, content in sealed.items():
+            there = [file.path for file in content.files if file.path in active]
+            if there:
+                numbers = self._log.format.numbers
+                raise SinkTargetChanged(
+                    f"{self._sink}: expected no rows of checkpoint {name.checkpoint_id} in the table, since its {numbers} do not "
+                    f"say that they were committed, found {len(there)} of their files there ({few(there)}): another program has "
+                    f"removed the {numbers} whose names begin with dagster-checkpoints/. Nothing was changed. Record them again, "
+                    "as an earlier version of the table has them; or begin a new job"
+                )
 
     def _described(self, change: Change, numbers: Mapping[str, int]) -> dict[str, str]:
         """A change, for people."""
