@@ -115,7 +115,7 @@ def processes_of_java(jvm: Any) -> Callable[[], int]:
 def test_no_process_is_started_for_files(
     spark: SparkSession, jvm: Any, tmp_path: Path, processes_of_java: Callable[[], int]
 ) -> None:
-    """The files of a query and of its sink; Hadoop's own classes start 5 processes for each of the former, and 8 for a table."""
+    """The files of a query and of its sink; Hadoop's own classes start 5 processes for each of the former, and 7 for a table."""
     spark.range(1).write.parquet(str(tmp_path / "warm"))
     folder = jvm.org.apache.hadoop.fs.Path(f"file:{tmp_path}/state")
     manager = jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager.create(

@@ -190,7 +190,7 @@ class LakeTarget(AtomicTarget):
 
     def discard(self, names: Sequence[str]) -> None:
         existing = self._existing()
-        self._check_not_committed([each for each in existing if each.staged in names])
+        self._check_not_committed([each for each in existing if each.staged in names and each.attempt != self._attempt])
         left_open = {name: file for name, file in self._left_open(existing).items() if name in names}
         for name, marker in left_open.items():
             self._check_owner()  # right before each deletion: an object store has no fenced deletion
@@ -335,8 +335,8 @@ class LakeTarget(AtomicTarget):
         return RowPlacement(content.files)
 
     def _check_not_committed(self, sealed: Sequence[TransactionName]) -> None:
-        """Check that no row of transactions that are to be discarded is in the table."""
-        contents = {}
+        """Check that no row of transactions of earlier attempts, which are to be discarded, is in the table."""
+        contents: dict[TransactionName, StagedTransaction] = {}
         for name in sealed:
             with suppress(SinkTransactionLost):  # what it holds was discarded, or is not known
                 if not is_committed(name, self._log.number):

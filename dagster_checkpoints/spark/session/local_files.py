@@ -1,8 +1,8 @@
 """Files of the driver's machine without a process for each: two classes in Java for Hadoop, which a session on one machine takes.
 
 Hadoop's native library is not part of PySpark. Without it Hadoop starts `chmod` for each file and folder that it creates, and
-`readlink` four times for each file that it renames: 25 processes for a small micro-batch with state, a fifth of its processor
-time. The executors of a cluster do not have the classes: there Hadoop's own stay.
+`readlink` four times for each file that it renames: 25 processes for a small micro-batch with state, a fifth of its time. The
+executors of a cluster do not have the classes: there Hadoop's own stay.
 
 `LocalFiles.java` is compiled by Janino, the compiler that Spark compiles its queries with; the result lies beside it, and a test
 compares the two.
