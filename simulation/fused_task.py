@@ -19,7 +19,7 @@ from dagster_checkpoints.execution.attempt_plan import TaskPlan
 from dagster_checkpoints.execution.elements import WatermarkStatus
 from dagster_checkpoints.execution.fused_sources import FusedSources
 from dagster_checkpoints.execution.task_events import PinSnapshot, SourcesAsked
-from dagster_checkpoints.execution.task_machine import TaskMachine
+from dagster_checkpoints.execution.task_machine import TaskMachine, TaskTraits
 from simulation.channels import Channel, Ghost, Snapshot, mix, source_row, source_watermark
 from simulation.operators import Operator
 from simulation.shapes import StageSpec, name_of
@@ -123,9 +123,8 @@ class FusedTask(Task):
             self.id,
             process.config,
             valve_watermark=restored.valve,
-            finished_before=self.begins.after_finish,
+            traits=TaskTraits(finished_before=self.begins.after_finish, burst=process.requested_start.burst),
             fused=tuple(sources),
-            burst=process.requested_start.burst,
         )
 
     @property

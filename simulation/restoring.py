@@ -260,4 +260,4 @@ def _sink(
     process: Process, stage: int, index: int, parallelism: int, pending: Sequence[Staged] | None, take_back_after: int | None
 ) -> TaskSink:
     system = process.world.sinks[stage]
-    return TaskSink(system, process.job_id, index, parallelism, process.epoch, pending, take_back_after)
+    return TaskSink(system, system.new_attempt(process.job_id, index, parallelism, process.epoch), pending, take_back_after)

@@ -231,7 +231,8 @@ class History:
                 self.epoch += 1
             texts = None if point is None else point.transactions
             after = point.checkpoint if point is not None and own and later else None
-            sink = TaskSink(self.system, self.job, 0, 1, self.epoch, texts, after, replace, self.state.highest_checkpoint_id)
+            scope = self.system.new_attempt(self.job, 0, 1, self.epoch, self.state.highest_checkpoint_id)
+            sink = TaskSink(self.system, scope, texts, after, replace)
             run = Run(sink, self.job, point.rows if point is not None else ())
             if chance.random() < 0.15:
                 self._pause(sink)

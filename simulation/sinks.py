@@ -73,6 +73,19 @@ class SinkSystem:
         """Whether a transaction is neither staged nor committed."""
         return staged.name not in self.staged and staged.commit not in self.visible and staged.commit not in self.hidden
 
+    def new_attempt(self, job: int, index: int, parallelism: int, epoch: int, highest: int | None = None) -> SinkScope:
+        """What the next attempt of an instance is.
+
+        Args:
+            job: the job.
+            index: the instance.
+            parallelism: number of instances.
+            epoch: the owner's epoch.
+            highest: highest checkpoint id that storage has recorded; None if it is not known.
+        """
+        self.attempts += 1
+        return SinkScope("", str(self.stage), index, parallelism, str(job), SinkOwner(epoch), f"a{self.attempts}", highest)
+
     def _branches(self, commit: Commit) -> Any:
         return self.ledgers[commit.index].job(commit.job).branches
 
@@ -184,14 +197,10 @@ class TaskSink:
 
     Args:
         system: the stage's rows.
-        job: the job.
-        instance: the instance.
-        parallelism: number of instances.
-        epoch: the owner's epoch.
+        scope: what the attempt is.
         transactions: the transactions that the checkpoint holds for this instance; None at a new start.
         take_back_after: the restored checkpoint, if later ones were completed.
         replace: whether a new start removes the rows of other jobs.
-        highest: highest checkpoint id that storage has recorded; None if it is not known.
 
     Attributes:
         rows: the rows of the current transaction.
@@ -203,30 +212,22 @@ class TaskSink:
     def __init__(
         self,
         system: SinkSystem,
-        job: int,
-        instance: int,
-        parallelism: int,
-        epoch: int,
+        scope: SinkScope,
         transactions: Sequence[Staged] | None,
         take_back_after: int | None,
         replace: bool = False,
-        highest: int | None = None,
     ) -> None:
         self.system = system
-        self.instance = instance
+        self.instance = scope.index
         self.rows: list[int] = []
         self.pending = PendingTransactions[Staged]()
-        self._owner = SinkOwner(epoch)
         self._transactions = transactions
         self._take_back_after = take_back_after
         self._replace = replace
-        system.attempts += 1
-        self._scope = SinkScope(
-            "", str(system.stage), instance, parallelism, str(job), self._owner, f"a{system.attempts}", highest
-        )
+        self._scope = scope
         self.behind_all = _BEHIND_ALL + system.attempts
         self._life = SinkLife(self._scope, f"stage {system.stage}", stepped=system.stepped, by_key=system.by_key)
-        self._target = Target(system, instance, self._scope.job)
+        self._target = Target(system, scope.index, scope.job)
         self.stop_after: int | None = None
 
     def open(self) -> Generator[None]:
@@ -270,7 +271,7 @@ class TaskSink:
     def newer_staged(self) -> bool:
         """Whether a newer owner has staged a transaction."""
         found = (parse_name(name) for name in self.system.staged)
-        return any(name is not None and self._owner.is_replaced_by(name.owner) for name in found)
+        return any(name is not None and self._scope.owner.is_replaced_by(name.owner) for name in found)
 
     def staged_by_others(self) -> list[str]:
         """The staged transactions that are neither its own nor a newer owner's."""
@@ -279,7 +280,7 @@ class TaskSink:
         return sorted(
             name
             for name, parsed in found.items()
-            if name not in own and parsed is not None and not self._owner.is_replaced_by(parsed.owner)
+            if name not in own and parsed is not None and not self._scope.owner.is_replaced_by(parsed.owner)
         )
 
     def _at_once(self, steps: Steps[Any]) -> None:

@@ -17,7 +17,7 @@ from dagster_checkpoints.execution.input_gate import InputGate
 from dagster_checkpoints.execution.output_event_time import OutputEventTime
 from dagster_checkpoints.execution.restored_channels import gate_channel
 from dagster_checkpoints.execution.task_events import PinSnapshot, WatermarkReached
-from dagster_checkpoints.execution.task_machine import TaskMachine, config_of_task
+from dagster_checkpoints.execution.task_machine import TaskMachine, TaskTraits, config_of_task
 from dagster_checkpoints.pipeline import TaskId
 from simulation.channels import ONE, Channel, Ghost, Output, Row, Snapshot, is_refused, owner_of, source_row, source_watermark
 from simulation.operators import Forward, Operator, Union, operator
@@ -115,11 +115,13 @@ class TaskData:
             config_of_task(self.process.config, self.process.shape.pipeline.stage(name_of(self.head))),
             channels,
             restored.valve,
-            bounded=self.begins.bounded,
-            finished_before=self.begins.after_finish,
+            TaskTraits(
+                bounded=self.begins.bounded,
+                finished_before=self.begins.after_finish,
+                max_rows=self.process.scenario.max_rows,
+                burst=self.process.requested_start.burst,
+            ),
             splits=splits,
-            max_rows=self.process.scenario.max_rows,
-            burst=self.process.requested_start.burst,
         )
 
     def restore(self, snapshot: Snapshot, stages: Sequence[Sequence[Any]]) -> None:

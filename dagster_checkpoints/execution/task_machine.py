@@ -18,6 +18,7 @@ Source: PROTOCOL sections 4 to 6; FLIP-147; FLIP-34.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dagster_checkpoints.coordination import (
@@ -104,6 +105,29 @@ def config_of_task(config: CheckpointConfig, first: Stage) -> CheckpointConfig:
     return config.aligned() if first.takes_refused_rows else config
 
 
+@dataclass(frozen=True, slots=True)
+class TaskTraits:
+    """How one task differs from others.
+
+    Attributes:
+        bounded: for a source that is not fused: whether it ends by itself; until then it counts as a backlog.
+        streaming: for a source: whether it is a streaming query; otherwise it is evaluated once.
+        finished_before: whether the task's operators had finished in the restored checkpoint: then it starts no query, and only
+            waits for its final checkpoint.
+        max_rows: the most rows that a micro-batch takes from the channels; None for no limit.
+        burst: whether unbounded sources are read up to what is there when the task begins, see `execution.burst`.
+    """
+
+    bounded: bool = False
+    streaming: bool = True
+    finished_before: bool = False
+    max_rows: int | None = None
+    burst: bool = False
+
+
+_ORDINARY = TaskTraits()
+
+
 class TaskMachine:
     """The machine of one task; see the module's docstring.
 
@@ -112,14 +136,9 @@ class TaskMachine:
         config: the settings of checkpointing; read are the mode, unaligned barriers, and checkpoints after tasks have finished.
         channels: the task's input channels; empty for a source.
         valve_watermark: the watermark of all channels, or of all fused sources, together in the restored checkpoint, epoch ms.
-        bounded: for a source that is not fused: whether it ends by itself; until then it counts as a backlog.
-        streaming: for a source: whether it is a streaming query; otherwise it is evaluated once.
-        finished_before: whether the task's operators had finished in the restored checkpoint: then it starts no query, and only
-            waits for its final checkpoint.
+        traits: how the task differs from others.
         fused: the fused sources with which the task's chain begins; empty for other tasks.
         splits: for a task of a split source, the splits with which it begins; None for other tasks.
-        max_rows: the most rows that a micro-batch takes from the channels; None for no limit.
-        burst: whether unbounded sources are read up to what is there when the task begins, see `execution.burst`.
     """
 
     def __init__(
@@ -128,29 +147,23 @@ class TaskMachine:
         config: CheckpointConfig,
         channels: Sequence[GateChannel] = (),
         valve_watermark: int | None = None,
+        traits: TaskTraits = _ORDINARY,
         *,
-        bounded: bool = False,
-        streaming: bool = True,
-        finished_before: bool = False,
         fused: Sequence[FusedSource] = (),
         splits: Sequence[str] | None = None,
-        max_rows: int | None = None,
-        burst: bool = False,
     ) -> None:
         self.task = task
-        self.gate = InputGate(channels, config, valve_watermark, max_rows) if channels else None
-        self.fused = FusedSources(fused, valve_watermark, burst=burst) if fused else None
+        self.gate = InputGate(channels, config, valve_watermark, traits.max_rows) if channels else None
+        self.fused = FusedSources(fused, valve_watermark, burst=traits.burst) if fused else None
         self.splits = SplitReader(task, splits) if splits is not None else None
         self._life = TaskLifecycle(config.checkpoints_after_tasks_finish)
-        self._backlog = SourceBacklog(config, bounded=bounded, finished_before=finished_before)
-        self._bounded = bounded
-        self._burst = burst and not channels
+        self._backlog = SourceBacklog(config, bounded=traits.bounded, finished_before=traits.finished_before)
+        self._traits = traits
+        self._burst = traits.burst and not channels
         self._sources_read = False
         """Whether it was reported that the sources have read what was there."""
         self._reported_ends: frozenset[str] = frozenset()
         """The fused sources whose end was reported."""
-        self._streaming = streaming
-        self._finished_before = finished_before
         self._waits_for_inputs = any(channel.static for channel in channels)
         self._now = 0.0
         self._begun = False
@@ -229,7 +242,7 @@ class TaskMachine:
         if self._begun:
             raise UnexpectedEvent(f"Task {self.task} is opened a second time.")
         self._begun = True
-        if self._finished_before:
+        if self._traits.finished_before:
             restored = life.RestoredAfterFinish()
             self._to_gate(restored)
             return [*self._report_running(), *self._perform(self._life.handle(restored))]
@@ -240,7 +253,7 @@ class TaskMachine:
             return [*self._report_running(), *self._data_ended()]
         if self.splits is not None:
             return [*self._report_running(), *self.splits.begin()]
-        return [StartQuery()] if self._streaming else [*self._report_running(), EvaluateOnce()]
+        return [StartQuery()] if self._traits.streaming else [*self._report_running(), EvaluateOnce()]
 
     def _query_started(self, event: QueryRunning) -> list[TaskAction]:
         holds = self.fused.begin(self._now) if self.fused is not None and self.running else []
@@ -280,7 +293,7 @@ class TaskMachine:
         return self._data_ended() if self.gate is None else self._to_gate(event)
 
     def _exhausted(self, event: SourceExhausted) -> list[TaskAction]:
-        return self._report_read() if self._burst and not self._bounded else self._data_ended()
+        return self._report_read() if self._burst and not self._traits.bounded else self._data_ended()
 
     def _end_input(self, event: EndInput) -> list[TaskAction]:
         if self.gate is not None or not self.running:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from dagster_checkpoints.execution.trace_codec import CorruptTrace, Json, class_of, decode, encode, name_of
 
-VERSION = 2
+VERSION = 3
 """Of the format and of the names in it: those of the machines' events and actions."""
 
 

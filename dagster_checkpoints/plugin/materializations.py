@@ -8,13 +8,13 @@ module must not know observations.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 import dagster as dg
 
+from dagster_checkpoints.control.clocks import Clocks
 from dagster_checkpoints.pipeline import CheckEvaluation, Pipeline
 from dagster_checkpoints.plugin.commit_checks import HeldChecks, check_result, evaluation_event
 from dagster_checkpoints.plugin.commit_schedule import CommitSchedule
@@ -73,8 +73,7 @@ class PipelineMaterializations:
         assets: The assets of the pipeline's stages.
         schedule: Decides which commits are reported, and when.
         refusals: Decides which refused commits are reported, and when.
-        clock: Monotonic clock, in seconds.
-        wall: Wall clock, against which a watermark's lag is measured.
+        clocks: The clocks; a watermark's lag is measured against the wall clock.
     """
 
     def __init__(
@@ -84,16 +83,15 @@ class PipelineMaterializations:
         assets: StageAssets,
         schedule: CommitSchedule,
         refusals: CommitSchedule,
-        clock: Callable[[], float],
-        wall: Callable[[], datetime],
+        clocks: Clocks,
     ) -> None:
         self._context = context
         self._pipeline = pipeline
         self._assets = assets
         self._schedule = schedule
         self._refusals = refusals
-        self._clock = clock
-        self._wall = wall
+        self._clock = clocks.monotonic
+        self._wall = clocks.wall
         self._job_id = 0
         self._columns: Mapping[str, tuple[tuple[str, str], ...]] = {}
         self._held: dict[str, _HeldCommits] = {}

@@ -6,13 +6,13 @@ the checkpoints. This module must not know materializations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import dagster as dg
 
+from dagster_checkpoints.control.clocks import Clocks
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.address_metadata import address_metadata
 from dagster_checkpoints.plugin.event_time import event_time_metadata
@@ -57,8 +57,7 @@ class PipelineObservations:
         pipeline: The pipeline that runs.
         assets: The assets of the pipeline's stages.
         schedule: Decides which observations are due.
-        clock: Monotonic clock, in seconds.
-        wall: Wall clock, against which a watermark's lag is measured.
+        clocks: The clocks; a watermark's lag is measured against the wall clock.
 
     Attributes:
         queries: For every stage the stages that share its query; set when the job starts.
@@ -72,8 +71,7 @@ class PipelineObservations:
         pipeline: Pipeline,
         assets: StageAssets,
         schedule: ObservationSchedule,
-        clock: Callable[[], float],
-        wall: Callable[[], datetime],
+        clocks: Clocks,
     ) -> None:
         self.queries: Mapping[str, tuple[str, ...]] = {}
         self.directory = ""
@@ -82,8 +80,8 @@ class PipelineObservations:
         self._pipeline = pipeline
         self._assets = assets
         self._schedule = schedule
-        self._clock = clock
-        self._wall = wall
+        self._clock = clocks.monotonic
+        self._wall = clocks.wall
         self._running: set[str] = set()
         self._observed: dict[str, _Observed] = {}
         self._shown: CheckpointDone | None = None

@@ -283,7 +283,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         # The engine is not needed to define anything: what only lists definitions starts half a second earlier.
         from dagster_checkpoints.plugin.job_run import JobRun
         from dagster_checkpoints.plugin.job_thread import JobThread
-        from dagster_checkpoints.plugin.run_events import RunReporter, failure
+        from dagster_checkpoints.plugin.run_events import ReportIntervals, RunReporter, failure
 
         with interrupts_delayed():
             # The recovery sensor finds the run by it, whatever its job is.
@@ -303,9 +303,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
                 context,
                 pipeline,
                 assets,
-                observe_every=self.observe_every,
-                materialize_every=self.materialize_every,
-                interval=self.interval,
+                intervals=ReportIntervals(self.observe_every, self.materialize_every, self.interval),
                 progress=thread.job.progress,
                 storage=lambda: self.checkpoint_storage(pipeline, instance=context.instance),
             )
@@ -389,22 +387,26 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         storage = self.checkpoint_storage(pipeline, instance=context.instance)
         spark_config = self.spark_settings()
         check_work_directory_named(spark_config["spark.master"], named=bool(self.work_directory))
-        all_selected = assets.selected == {stage.name for stage in pipeline.stages}
         return JobExecution(
             pipeline,
             storage=storage,
-            options=self._options(config, storage, context, assets),
+            options=self._options(pipeline, config, storage, context, assets),
             session=lambda: build_session(spark_config, share_classes=self.share_java_classes),
             on_event=on_event,
             run_id=context.run.run_id,
-            selection=None if all_selected else assets.selected,
             log=log,
         )
 
     def _options(
-        self, config: PipelineRunConfig, storage: CheckpointStorage, context: dg.AssetExecutionContext, assets: StageAssets
+        self,
+        pipeline: Pipeline,
+        config: PipelineRunConfig,
+        storage: CheckpointStorage,
+        context: dg.AssetExecutionContext,
+        assets: StageAssets,
     ) -> JobOptions:
         work_directory, scratch = self._work_directories(storage)
+        all_selected = assets.selected == {stage.name for stage in pipeline.stages}
         return JobOptions(
             _checkpoint_config(self),
             _restart_strategy(self),
@@ -412,6 +414,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             scratch_directory=scratch,
             work_directory_named=bool(self.work_directory),
             restore_from=config.restore_from,
+            selection=None if all_selected else assets.selected,
             until=config.until,
             allow_non_restored_state=config.allow_non_restored_state,
             allow_older_checkpoint=config.allow_older_checkpoint,

@@ -6,14 +6,15 @@ Runs on the main thread. It must not know where the events come from.
 from __future__ import annotations
 
 import logging
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import dagster as dg
 
+from dagster_checkpoints.control.clocks import CLOCKS, Clocks
 from dagster_checkpoints.coordination import FailureReason
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.execution.source_answers import silence_in_short, silence_text
@@ -51,6 +52,21 @@ _REFUSALS_EVERY = 60.0
 """Seconds between two reports of refused commits of a stage if its commits are not reported while it runs."""
 
 
+@dataclass(frozen=True)
+class ReportIntervals:
+    """Seconds between two reports of one kind.
+
+    Attributes:
+        observe: Two observations of a running stage; see :class:`ObservationSchedule`.
+        materialize: Two materializations of a running stage, None for none; see :class:`CommitSchedule`.
+        checkpoint: Two periodic checkpoints, for the log; None for no periodic checkpoints.
+    """
+
+    observe: float
+    materialize: float | None
+    checkpoint: float | None
+
+
 class RunReporter:
     """Reports the events of one run to Dagster.
 
@@ -58,13 +74,10 @@ class RunReporter:
         context: The context of the op, through which events are logged.
         pipeline: The pipeline that runs.
         assets: The assets of the pipeline's stages.
-        observe_every: Seconds between two observations of a running stage; see :class:`ObservationSchedule`.
-        materialize_every: Seconds between two materializations of a running stage; see :class:`CommitSchedule`.
-        interval: Seconds between periodic checkpoints, for the log; None for no periodic checkpoints.
+        intervals: How often what is reported.
         progress: Returns the current progress of each stage; empty before the start.
         storage: Opens the pipeline's storage, to read the metadata of savepoints.
-        clock: Monotonic clock, in seconds.
-        wall: Wall clock.
+        clocks: The clocks by which reports are due, and have their times.
     """
 
     def __init__(
@@ -73,25 +86,23 @@ class RunReporter:
         pipeline: Pipeline,
         assets: StageAssets,
         *,
-        observe_every: float,
-        materialize_every: float | None,
-        interval: float | None,
+        intervals: ReportIntervals,
         progress: Callable[[], Mapping[str, StageProgress]],
         storage: Callable[[], CheckpointStorage],
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clocks: Clocks = CLOCKS,
     ) -> None:
         self._context = context
         self._pipeline = pipeline
         self._assets = assets
-        self._interval = interval
+        self._interval = intervals.checkpoint
         self._progress = progress
         self._storage = storage
-        self._wall = wall
-        self._observations = PipelineObservations(context, pipeline, assets, ObservationSchedule(observe_every), clock, wall)
-        commits = CommitSchedule(materialize_every)
-        refusals = CommitSchedule(_REFUSALS_EVERY if materialize_every is None else materialize_every)
-        self._materializations = PipelineMaterializations(context, pipeline, assets, commits, refusals, clock, wall)
+        self._wall = clocks.wall
+        schedule = ObservationSchedule(intervals.observe)
+        self._observations = PipelineObservations(context, pipeline, assets, schedule, clocks)
+        commits = CommitSchedule(intervals.materialize)
+        refusals = CommitSchedule(_REFUSALS_EVERY if intervals.materialize is None else intervals.materialize)
+        self._materializations = PipelineMaterializations(context, pipeline, assets, commits, refusals, clocks)
 
     @property
     def last_checkpoint(self) -> CheckpointDone | None:

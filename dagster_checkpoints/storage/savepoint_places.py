@@ -212,7 +212,6 @@ class SavepointPlaces:
             location=location,
             shared=self._shared,
             executor=self._executor,
-            pipeline=self._layout.pipeline,
             ownership=ownership,
         )
 

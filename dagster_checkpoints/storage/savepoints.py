@@ -90,7 +90,6 @@ class SavepointDirectory:
         location: the directory relative to the pipeline's directory if it is below that, else the URL again.
         shared: the pipeline's ``shared/``: the store copies files from it where it can, instead of a second upload.
         executor: threads for transfers.
-        pipeline: the pipeline's name.
         ownership: the ownership of the process that writes the savepoint; None to read or delete it only.
     """
 
@@ -103,7 +102,6 @@ class SavepointDirectory:
         location: str,
         shared: SharedFiles,
         executor: Callable[[], Executor],
-        pipeline: str,
         ownership: Ownership | None = None,
     ) -> None:
         self.url = url
@@ -114,7 +112,6 @@ class SavepointDirectory:
         self._prefix = f"{prefix}/" if prefix else ""
         self._shared = shared
         self._executor = executor
-        self._pipeline = pipeline
         self._ownership = ownership
         self._lock = threading.Lock()
         self._transfers: dict[str, Future[None]] = {}
@@ -373,7 +370,7 @@ class SavepointDirectory:
 
     def _mark_of_owner(self) -> bytes:
         epoch = self._ownership.epoch if self._ownership is not None else 0
-        return msgspec.json.encode(IncompleteMark(pipeline=self._pipeline, epoch=epoch))
+        return msgspec.json.encode(IncompleteMark(pipeline=self._shared.pipeline, epoch=epoch))
 
     def _check_files(self, files: Mapping[str, int]) -> None:
         found = {sha256_in(info.key): info.size for info in self._store.list(self._key(STATE))} if files else {}

@@ -38,6 +38,11 @@ class SharedFiles:
         self._epoch = epoch
         self._names = SharedNames(epoch)
 
+    @property
+    def pipeline(self) -> str:
+        """The pipeline's name."""
+        return self._layout.pipeline
+
     def key(self, name: str) -> str:
         """A file's key in the store."""
         return self._layout.shared_file(name)

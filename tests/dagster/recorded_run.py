@@ -12,7 +12,8 @@ from dagster._core.definitions.data_version import CachingStaleStatusResolver, S
 from dagster._core.loader import LoadingContextForTest
 
 from dagster_checkpoints import Pipeline, pipeline_assets
-from dagster_checkpoints.plugin.run_events import RunReporter
+from dagster_checkpoints.control.clocks import Clocks
+from dagster_checkpoints.plugin.run_events import ReportIntervals, RunReporter
 from dagster_checkpoints.plugin.stage_assets import StageAssets, reports_end, stage_keys
 from dagster_checkpoints.spark.job.events import JobEvent, JobStarted, StageProgress
 from dagster_checkpoints.storage import CheckpointStorage, open_store
@@ -48,12 +49,10 @@ class Recorder:
             context,
             pipeline,
             StageAssets(keys, frozenset(keys) if selected is None else selected),
-            **{"observe_every": 30.0, "materialize_every": 60.0, **settings},
-            interval=60.0,
+            intervals=ReportIntervals(**{"observe": 30.0, "materialize": 60.0, "checkpoint": 60.0, **settings}),
             progress=lambda: self.progress,
             storage=nowhere,
-            clock=lambda: self.now,
-            wall=lambda: datetime.fromtimestamp(1_388_534_400 + self.now, UTC),
+            clocks=Clocks(lambda: self.now, lambda: datetime.fromtimestamp(1_388_534_400 + self.now, UTC)),
         )
 
     def observed(self, key: str) -> list[dict[str, Any]]:

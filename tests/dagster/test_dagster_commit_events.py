@@ -92,7 +92,7 @@ def test_commits_are_merged_until_the_next_materialization_and_the_end_of_the_st
 def test_what_was_held_is_materialized_when_the_run_ends(
     recorder: Recorder, numbers_pipeline: Pipeline, every: float | None, shown: list[int]
 ) -> None:
-    reporter = recorder.reporter(numbers_pipeline, materialize_every=every)
+    reporter = recorder.reporter(numbers_pipeline, materialize=every)
     report(reporter, STARTED, committed(3, 10), committed(4, 20), committed(5, 30, last=True))
     reporter.ended()
     reporter.ended()

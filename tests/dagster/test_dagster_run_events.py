@@ -240,7 +240,7 @@ def test_a_day_of_a_running_pipeline_writes_as_many_events_as_the_documentation_
     recorder: Recorder, numbers_pipeline: Pipeline
 ) -> None:
     """Whatever the interval of the checkpoints, here five seconds: 288 for each of three stages, and two for the checkpoints."""
-    reporter = recorder.reporter(numbers_pipeline, observe_every=CheckpointCoordinatorResource().observe_every)
+    reporter = recorder.reporter(numbers_pipeline, observe=CheckpointCoordinatorResource().observe_every)
     report(reporter, STARTED)
     day, written = 24 * 60 * 60, []
     for number in range(1, 2 * day // 5 + 1):

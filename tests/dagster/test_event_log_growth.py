@@ -18,7 +18,7 @@ from dagster_checkpoints.plugin.commit_schedule import CommitSchedule
 from dagster_checkpoints.plugin.job_run import JobRun
 from dagster_checkpoints.plugin.job_thread import JobEnded
 from dagster_checkpoints.plugin.observation_schedule import ObservationSchedule
-from dagster_checkpoints.plugin.run_events import RunReporter
+from dagster_checkpoints.plugin.run_events import ReportIntervals, RunReporter
 from dagster_checkpoints.plugin.stage_assets import StageAssets
 from dagster_checkpoints.sinks import SinkCommit
 from dagster_checkpoints.spark.job.events import (
@@ -111,7 +111,7 @@ def checkpoint(number: int) -> Iterator[JobEvent]:
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_the_first_hour_of_a_run_has_the_events_of_its_schedules(setting: str, recorder: Recorder, five_stages: Pipeline) -> None:
     observe_every, materialize_every = SETTINGS[setting]
-    reporter = recorder.reporter(five_stages, observe_every=observe_every, materialize_every=materialize_every)
+    reporter = recorder.reporter(five_stages, observe=observe_every, materialize=materialize_every)
     for event in start():
         list(reporter.report(event))
     before = len(recorder.events) + len(recorder.lines)
@@ -140,9 +140,7 @@ def size_of_a_run(home: Path, five_stages: Pipeline, kind: type[JobEvent] | None
             context,
             five_stages,
             StageAssets.of(context, five_stages),
-            observe_every=0.0,
-            materialize_every=0.0,
-            interval=INTERVAL,
+            intervals=ReportIntervals(observe=0.0, materialize=0.0, checkpoint=INTERVAL),
             progress=dict,
             storage=nowhere,
         )

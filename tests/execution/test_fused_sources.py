@@ -35,7 +35,7 @@ from dagster_checkpoints.execution.task_events import (
     StoreSnapshot,
     TaskOpened,
 )
-from dagster_checkpoints.execution.task_machine import TaskMachine
+from dagster_checkpoints.execution.task_machine import TaskMachine, TaskTraits
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state import FusedSourceSnapshot
 
@@ -62,7 +62,7 @@ class Fused:
             FusedSource("history", 0, bounded=True, event_time=event_time, restored=known.get("history")),
             FusedSource("live", 1, bounded=False, idle_after=idle_after, restored=known.get("live")),
         )
-        self.machine = TaskMachine(TASK, CheckpointConfig(interval=None), (), watermark, fused=sources, burst=burst)
+        self.machine = TaskMachine(TASK, CheckpointConfig(interval=None), (), watermark, TaskTraits(burst=burst), fused=sources)
         self.now = now
         self.began = [*self.do(TaskOpened()), *self.do(QueryRunning())]
 

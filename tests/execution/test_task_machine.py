@@ -69,7 +69,7 @@ from dagster_checkpoints.execution.task_events import (
     TaskOpened,
     UnreadBarrier,
 )
-from dagster_checkpoints.execution.task_machine import TaskMachine
+from dagster_checkpoints.execution.task_machine import TaskMachine, TaskTraits
 from dagster_checkpoints.pipeline import TaskId
 
 TASK = TaskId("hourly", 0)
@@ -167,7 +167,7 @@ def test_a_plan_without_streams_runs_before_it_is_evaluated() -> None:
 
 
 def test_a_batch_source_is_evaluated_once_and_its_data_ends() -> None:
-    drive = Driver(TaskMachine(TASK, CONFIG, streaming=False))
+    drive = Driver(TaskMachine(TASK, CONFIG, traits=TaskTraits(streaming=False)))
     assert drive(TaskOpened()) == [RUNNING, EvaluateOnce()]
     assert drive(Evaluated()) == [life.FinishOperators()]
 
@@ -228,7 +228,7 @@ def test_a_task_behind_channels_finishes_when_everything_is_consumed() -> None:
 
 
 def test_a_task_that_had_finished_before_only_waits_for_its_final_checkpoint() -> None:
-    drive = Driver(TaskMachine(TASK, CONFIG, [GateChannel("a")], finished_before=True))
+    drive = Driver(TaskMachine(TASK, CONFIG, [GateChannel("a")], traits=TaskTraits(finished_before=True)))
     assert drive(TaskOpened()) == [RUNNING, Forward(EndOfData(True)), AT_END]
     assert drive.machine.operators_finished
     (pin,) = drive.read("a", EndOfData(True), BarrierMark(barrier(4)))
@@ -238,7 +238,7 @@ def test_a_task_that_had_finished_before_only_waits_for_its_final_checkpoint() -
 
 
 def test_a_source_that_had_finished_before_starts_no_query() -> None:
-    drive = Driver(TaskMachine(TASK, CONFIG, finished_before=True))
+    drive = Driver(TaskMachine(TASK, CONFIG, traits=TaskTraits(finished_before=True)))
     assert drive(TaskOpened()) == [RUNNING, Forward(EndOfData(True)), AT_END, SOURCE_ENDED]
 
 
@@ -425,7 +425,7 @@ BACKLOG = CheckpointConfig(interval=1.0, interval_during_backlog=60.0)
     ],
 )
 def test_a_bounded_source_reports_a_backlog(config: CheckpointConfig, bounded: bool, reported: list[Report]) -> None:
-    drive = Driver(TaskMachine(TASK, config, bounded=bounded))
+    drive = Driver(TaskMachine(TASK, config, traits=TaskTraits(bounded=bounded)))
     drive(TaskOpened())
     assert drive(QueryRunning()) == reported
 
@@ -444,7 +444,7 @@ def test_fused_sources_are_a_backlog_until_the_bounded_ones_have_ended() -> None
 
 
 def test_a_bounded_source_restored_after_its_end_is_no_backlog() -> None:
-    drive = Driver(TaskMachine(TASK, BACKLOG, bounded=True, finished_before=True))
+    drive = Driver(TaskMachine(TASK, BACKLOG, traits=TaskTraits(bounded=True, finished_before=True)))
     assert Report(BacklogChanged(TASK, True)) not in drive(TaskOpened())
 
 
@@ -491,7 +491,7 @@ def test_a_checkpoint_does_not_wait_until_the_query_has_emitted_what_is_due() ->
 
 
 def test_an_unbounded_source_reports_once_that_it_has_read_what_was_there() -> None:
-    drive = Driver(TaskMachine(TASK, CONFIG, burst=True))
+    drive = Driver(TaskMachine(TASK, CONFIG, traits=TaskTraits(burst=True)))
     drive(TaskOpened())
     drive(QueryRunning())
     assert not drive.machine.has_read_all
@@ -503,7 +503,7 @@ def test_an_unbounded_source_reports_once_that_it_has_read_what_was_there() -> N
 
 
 def test_a_bounded_source_ends_in_a_burst_as_in_any_run() -> None:
-    drive = Driver(TaskMachine(TASK, CONFIG, bounded=True, burst=True))
+    drive = Driver(TaskMachine(TASK, CONFIG, traits=TaskTraits(bounded=True, burst=True)))
     drive(TaskOpened())
     drive(QueryRunning())
     assert drive(SourceExhausted()) == [life.FinishOperators()]
@@ -511,12 +511,12 @@ def test_a_bounded_source_ends_in_a_burst_as_in_any_run() -> None:
 
 
 def test_a_source_whose_data_had_ended_says_so_when_a_burst_restores_it() -> None:
-    drive = Driver(TaskMachine(TASK, CONFIG, finished_before=True, burst=True))
+    drive = Driver(TaskMachine(TASK, CONFIG, traits=TaskTraits(finished_before=True, burst=True)))
     assert Report(SourceEnded(TASK)) in drive(TaskOpened())
 
 
 def test_a_stage_behind_channels_reports_nothing_in_a_burst() -> None:
-    drive = Driver(TaskMachine(TASK, CONFIG, [GateChannel("a")], finished_before=True, burst=True))
+    drive = Driver(TaskMachine(TASK, CONFIG, [GateChannel("a")], traits=TaskTraits(finished_before=True, burst=True)))
     assert not any(isinstance(action, Report) and isinstance(action.event, SourcesRead) for action in drive(TaskOpened()))
 
 
@@ -563,7 +563,7 @@ def test_an_unbounded_source_reports_the_backlog_that_it_measures(
 
 
 def test_a_bounded_source_is_a_backlog_whatever_it_measures() -> None:
-    drive = Driver(TaskMachine(TASK, MEASURED, bounded=True))
+    drive = Driver(TaskMachine(TASK, MEASURED, traits=TaskTraits(bounded=True)))
     drive(TaskOpened())
     assert drive(QueryRunning()) == [RUNNING, Report(BacklogChanged(TASK, True))]
     assert drive(BacklogMeasured(0)) == []

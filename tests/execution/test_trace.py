@@ -201,12 +201,12 @@ OTHER_VERSION = {"trace": 99, "about": {"pipeline": "p" * 100}}
 @pytest.mark.parametrize(
     ("first", "read_says", "about_says"),
     [
-        ("", "expected a trace of version 2, found 'None' in its first line", "expected a trace of version 2, found '' in"),
-        ("no json", "expected a trace of version 2, found 'None' in", "expected a trace of version 2, found 'no json' in"),
+        ("", "expected a trace of version 3, found 'None' in its first line", "expected a trace of version 2, found '' in"),
+        ("no json", "expected a trace of version 3, found 'None' in", "expected a trace of version 2, found 'no json' in"),
         (
             json.dumps(OTHER_VERSION),
-            f"expected a trace of version 2, found {str(OTHER_VERSION)[:100]!r} in its first line",
-            f"expected a trace of version 2, found {json.dumps(OTHER_VERSION)[:100]!r} in its first line",
+            f"expected a trace of version 3, found {str(OTHER_VERSION)[:100]!r} in its first line",
+            f"expected a trace of version 3, found {json.dumps(OTHER_VERSION)[:100]!r} in its first line",
         ),
         (
             NO_OBJECT,

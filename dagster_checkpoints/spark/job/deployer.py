@@ -29,6 +29,7 @@ from dagster_checkpoints.spark.files.work_path import WorkPath
 from dagster_checkpoints.spark.job.attempt_settings import AttemptSettings
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.job_options import JobOptions
+from dagster_checkpoints.spark.job.once_log import OnceLog
 from dagster_checkpoints.spark.job.query_plans import QueryPlans
 from dagster_checkpoints.spark.job.stage_instances import StageInstances
 from dagster_checkpoints.spark.job.task_sinks import SettledSink, TaskSinks
@@ -80,11 +81,10 @@ class Deployer:
         self._pipeline = pipeline
         self._spark = spark
         self._storage = storage
-        self._log = log
+        self._once = OnceLog(log)
         self._apart = dict(channel_reasons(pipeline))
         """By stage that could have shared the query of its inputs, why it begins one of its own."""
         self._breaks: frozenset[str] = frozenset()
-        self._warned: set[str] = set()
 
     def deploy(
         self, settings: AttemptSettings, restored: Restored | None, uploader: SnapshotUploader, report: SendReport
@@ -153,7 +153,7 @@ class Deployer:
             has_later=settings.has_later,
             next_checkpoint_id=settings.next_checkpoint_id,
         )
-        return _Attempt(self._pipeline, self._spark, self._storage, self._log, self._warned, settings, restored, plan)
+        return _Attempt(self._pipeline, self._spark, self._storage, self._once, settings, restored, plan)
 
     def _refuse(self, refused: RefusedAtStage, restored: Restored | None) -> None:
         """Let stages have separate queries that Spark cannot run as one; raise if the checkpoint needs one query for them."""
@@ -181,13 +181,7 @@ class Deployer:
         self._warn_of_fuse()
         reasons = self._apart.items() if restored is None else ()
         for text in [*(f"Stage {name!r} begins a query of its own: {why}." for name, why in reasons), *self._separate(restored)]:
-            self._say_once(logging.INFO, text)
-
-    def _say_once(self, level: int, text: str) -> None:
-        """Log a text once in a run."""
-        if text not in self._warned:
-            self._warned.add(text)
-            self._log.log(level, "%s", text)
+            self._once(logging.INFO, text)
 
     def _warn_of_fuse(self) -> None:
         """Warn of inputs with fuse=True that are read through channels."""
@@ -195,7 +189,7 @@ class Deployer:
             asked = [upstream for upstream, how in self._pipeline.stage(name).inputs.items() if how.fuse]
             text = f"Stage {name!r} reads {', '.join(map(repr, asked))} through channels, in spite of fuse=True: {why}."
             if asked:
-                self._say_once(logging.WARNING, text)
+                self._once(logging.WARNING, text)
 
 
 class _Attempt:
@@ -206,8 +200,7 @@ class _Attempt:
         pipeline: Pipeline,
         spark: SparkSession,
         storage: CheckpointStorage | None,
-        log: logging.Logger,
-        warned: set[str],
+        once: OnceLog,
         settings: AttemptSettings,
         restored: Restored | None,
         plan: AttemptPlan,
@@ -215,19 +208,18 @@ class _Attempt:
         self.pipeline = pipeline
         self.spark = spark
         self.storage = storage
-        self.log = log
         self.settings = settings
         self.restored = restored
         self.sinks = TaskSinks(pipeline, spark, storage.ownership if storage else None, settings)
         self.plan = plan
         partitions = int(spark.conf.get(STATE_PARTITIONS) or 1) if settings.options.repartition_state else None
         self.state = RestoredState(pipeline, storage, restored, partitions)
-        self.instances = StageInstances(pipeline, spark, self.state, log, settings.options.assets)
+        self.instances = StageInstances(pipeline, spark, self.state, once.log, settings.options.assets)
         snapshots = restored.plan.tasks if restored else {}
         self.wiring = Wiring(pipeline, plan.chains, snapshots, plan.finished, plan.key_groups)
-        self.plans = QueryPlans(pipeline, spark, self.instances.of, log, warned, self.wiring, restored, settings)
+        self.plans = QueryPlans(pipeline, spark, self.instances.of, once, self.wiring, restored, settings)
         self.deployment = Deployment(plan, finished=plan.finished, schemas=self.plans.schemas)
-        self._rescaled_state = RescaledState(spark, self.state, settings.folder, log)
+        self._rescaled_state = RescaledState(spark, self.state, settings.folder, once.log)
         if restored:
             self.deployment.rows_of_finished = rows_of_finished(restored.metadata)
             self.deployment.late_rows_of_finished = late_rows_of_finished(restored.metadata)

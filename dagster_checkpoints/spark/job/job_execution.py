@@ -68,7 +68,6 @@ class JobExecution:
             thread while it waits for an earlier owner's lease.
         on_event: Receives all events, on the thread of `run`.
         run_id: Id of the run, for display: Dagster's, or another name that a user recognises.
-        selection: The stages to run; None for all. A stage that is not selected must have finished.
         log: The logger of the stages' `context.log`; default: the package's.
     """
 
@@ -81,7 +80,6 @@ class JobExecution:
         session: Callable[[], SparkSession],
         on_event: Callable[[JobEvent], None],
         run_id: str,
-        selection: frozenset[str] | None = None,
         log: logging.Logger | None = None,
     ) -> None:
         self.pipeline = pipeline
@@ -91,7 +89,7 @@ class JobExecution:
         self._session = EarlySession(session)
         self._on_event = on_event
         self._log = log or logging.getLogger("dagster_checkpoints")
-        self._starting = JobStart(pipeline, storage, options, selection, on_event, self._log)
+        self._starting = JobStart(pipeline, storage, options, on_event, self._log)
         self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._cancel_asked = threading.Event()
         self._savepoints = SavepointsInProgress(storage)
@@ -204,7 +202,7 @@ class JobExecution:
             return self._ended_before(ownership)
         box = RequestBox(self.storage.store, self.storage.layout)
         answers = ThreadPoolExecutor(1, thread_name_prefix="answers")
-        status = StatusReporter(self.pipeline, self.storage, self.run_id, self.options, self._log, metrics=metrics)
+        status = StatusReporter(self.pipeline, self.storage, self.run_id, self.options, self._log, metrics)
         status.report("starting")
         tracing = contextlib.ExitStack()
         recorder = tracing.enter_context(

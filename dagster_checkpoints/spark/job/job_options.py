@@ -32,6 +32,7 @@ class JobOptions:
             Spark reaches.
         restore_from: "latest" (after the job's own end or a drain, a new start), "none" for a new start, the id or location of
             a checkpoint, or a savepoint's id, location, URL or path.
+        selection: The stages to run; None for all. A stage that is not selected must have finished.
         until: "end": unbounded sources are read until a request ends the job. "caught_up": up to what is there when the run
             begins; then the job is suspended, see `execution.burst`.
         allow_non_restored_state: Whether state that belongs to no stage may be ignored.
@@ -65,6 +66,7 @@ class JobOptions:
     work_directory_named: bool = True
     scratch_directory: Path = Path(tempfile.gettempdir(), "dagster-checkpoints")
     restore_from: str = "latest"
+    selection: frozenset[str] | None = None
     until: Until = "end"
     allow_non_restored_state: bool = False
     allow_older_checkpoint: bool = False

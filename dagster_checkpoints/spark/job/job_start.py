@@ -29,7 +29,6 @@ class JobStart:
         pipeline: The pipeline to run.
         storage: The storage of its checkpoints.
         options: The settings of the execution.
-        selection: The stages to run; None for all. A stage that is not selected must have finished.
         on_event: Receives the chosen start, and the begin of each deployment.
         log: Receives warnings about the start.
     """
@@ -39,14 +38,12 @@ class JobStart:
         pipeline: Pipeline,
         storage: CheckpointStorage,
         options: JobOptions,
-        selection: frozenset[str] | None,
         on_event: Callable[[JobEvent], None],
         log: logging.Logger,
     ) -> None:
         self._pipeline = pipeline
         self._storage = storage
         self._options = options
-        self._selection = selection
         self._on_event = on_event
         self._log = log
         self._unusable: list[str] = []
@@ -175,10 +172,11 @@ class JobStart:
             self._options = replace(self._options, restore_from="latest")
 
     def _check_selection(self, restored: Restored | None) -> None:
-        if self._selection is None:
+        selection = self._options.selection
+        if selection is None:
             return
         finished = restored.plan.fully_finished if restored else frozenset()
-        missing = [s.name for s in self._pipeline.stages if s.name not in self._selection and s.name not in finished]
+        missing = [s.name for s in self._pipeline.stages if s.name not in selection and s.name not in finished]
         if missing:
             where = f"checkpoint {restored.plan.checkpoint_id}" if restored else "a new start"
             raise SelectionError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ from dagster_checkpoints.spark.channels.channel_wiring import Wiring
 from dagster_checkpoints.spark.errors import RestoredSchemaError
 from dagster_checkpoints.spark.files.work_path import WorkPath
 from dagster_checkpoints.spark.job.attempt_settings import AttemptSettings
+from dagster_checkpoints.spark.job.once_log import OnceLog
 from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources
 from dagster_checkpoints.spark.query.column_types import not_written
@@ -84,8 +85,7 @@ class QueryPlans:
         pipeline: The pipeline that runs.
         spark: The session in which the plans are built.
         instance: Creates an instance of a stage, not yet opened, given the stage's name, the instance's index and its state.
-        log: Receives warnings.
-        warned: The warnings of this run that were logged already.
+        once: Receives warnings, each of which is logged once in a run, also if plans are built again.
         wiring: The channels of the attempt.
         restored: The checkpoint whose state the plans have to fit; None for a new start.
         settings: The attempt's number over all runs, at a change of which the watermark sources emit again, and its options.
@@ -99,8 +99,7 @@ class QueryPlans:
         pipeline: Pipeline,
         spark: SparkSession,
         instance: Callable[[str, int, OperatorStateStore], StageInstance],
-        log: logging.Logger,
-        warned: set[str],
+        once: OnceLog,
         wiring: Wiring,
         restored: Restored | None,
         settings: AttemptSettings,
@@ -115,8 +114,7 @@ class QueryPlans:
         self._pipeline = pipeline
         self._spark = spark
         self._instance = instance
-        self._log = log
-        self._warned = warned  # each warning is logged once in a run, also if plans are built again
+        self._once = once
         self._wiring = wiring
         self._restored = restored
         self._attempt = settings.number
@@ -165,7 +163,7 @@ class QueryPlans:
                 described,
                 self._whole(chain, index) if described.keeps_state else None,
                 allow_changed_plan=self._allow_changed_plan,
-                log=self._log,
+                log=self._once.log,
             )
         if not inputs:
             _check_batch_source(instances, plan)
@@ -199,7 +197,8 @@ class QueryPlans:
         plan = plans.build_plan(self._pipeline, calls, frames, stand_ins, self._own_watermarks)
         if plan.own_watermark:
             self._own_watermarks.add(calls[-1].stage.name)
-        self._warn(plan.warnings)
+        for text in plan.warnings:
+            self._once(logging.WARNING, text)
         functions = all(isinstance(i.stage, FunctionStage) for i in instances)  # functions may be called twice
         # A query that is restored keeps its sources. One without them may be a part of a query that was divided.
         without_watermarks = not reads_watermarks(known) and not keeps_state(plan) if known else plans.keeps_no_state(plan)
@@ -207,12 +206,6 @@ class QueryPlans:
             frames = {i.name: self._frame(i, tables, None) for i in inputs}
             return replace(plans.build_plan(self._pipeline, calls, frames, None, self._own_watermarks), takes_watermark=False)
         return plan
-
-    def _warn(self, texts: Iterable[str]) -> None:
-        for text in texts:
-            if text not in self._warned:
-                self._warned.add(text)
-                self._log.warning("%s", text)
 
     def _warn_of_state_apart(self, chain: Chain, plan: plans.QueryPlan) -> None:
         """Warn of state of a chain with several instances that does not belong to the columns by which rows are routed."""
@@ -228,7 +221,7 @@ class QueryPlans:
                 "Route by a column of that key, with StageInput(key=...) at the stage or at a stage in front of it, or give the "
                 "stage one instance."
             )
-            self._warn([text])
+            self._once(logging.WARNING, text)
 
     def _warn_of_the_same_rows(self, chain: Chain, index: int, source: Stage, plan: plans.QueryPlan) -> None:
         """Warn of a source whose instances read the same, each all of it; those of a split source share its splits."""
@@ -243,7 +236,7 @@ class QueryPlans:
                 "once for each of them. Choose a part of the input by context.instance; or make it a split source, whose "
                 "instances share its splits; or leave out instances=."
             )
-            self._warn([text])
+            self._once(logging.WARNING, text)
         known[index] = frame
 
     def _routed_by(self, name: str) -> list[str]:

@@ -7,11 +7,10 @@ the job, nor let it fail.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Protocol
 
 import msgspec
@@ -31,6 +30,7 @@ from dagster_checkpoints.control import (
     VertexPart,
     write_status,
 )
+from dagster_checkpoints.control.clocks import CLOCKS, Clocks
 from dagster_checkpoints.control.history import Entries
 from dagster_checkpoints.control.metrics import PipelineMetrics
 from dagster_checkpoints.coordination import (
@@ -75,9 +75,8 @@ class StatusReporter:
         run_id: Id of the run, for display.
         options: The settings of the run.
         log: Receives a warning if the status cannot be written.
-        monotonic: Monotonic seconds.
-        wall: The wall clock, for times that are displayed.
         metrics: Receives each version, too; None to send no metrics.
+        clocks: The clocks by which versions are due, and have their times.
     """
 
     def __init__(
@@ -87,9 +86,8 @@ class StatusReporter:
         run_id: str,
         options: JobOptions,
         log: logging.Logger,
-        monotonic: Callable[[], float] = time.monotonic,
-        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
         metrics: PipelineMetrics | None = None,
+        clocks: Clocks = CLOCKS,
     ) -> None:
         self._pipeline = pipeline
         self._storage = storage
@@ -97,10 +95,10 @@ class StatusReporter:
         self._seconds = options.status_seconds
         self._log = log
         self._metrics = metrics
-        self._monotonic = monotonic
-        self._wall = wall
-        self._started_at = wall()
-        self._due = monotonic()
+        self._monotonic = clocks.monotonic
+        self._wall = clocks.wall
+        self._started_at = clocks.wall()
+        self._due = clocks.monotonic()
         self._sequence = 0
         self._phase: Phase | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="status")
@@ -110,7 +108,7 @@ class StatusReporter:
         assert ownership is not None
         self._epoch = ownership.epoch
         self._recorder = HistoryRecorder(pipeline, options, run_id, self._started_at, self._epoch)
-        self._history = HistoryWriter(storage, self._epoch, log, monotonic)
+        self._history = HistoryWriter(storage, self._epoch, log, clocks.monotonic)
 
     def observing(self, on_event: Callable[[JobEvent], None]) -> Callable[[JobEvent], None]:
         """A function that takes note of an event of the job for the history, and calls `on_event`."""

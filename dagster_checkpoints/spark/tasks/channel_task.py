@@ -276,8 +276,7 @@ def _machine(parts: TaskParts, inputs: Sequence[TaskInput]) -> TaskMachine:
         config=parts.checkpoints,
         channels=tuple(channels),
         valve_watermark=valve,
-        finished_before=parts.finished_before,
-        max_rows=parts.instances[0].stage.max_rows_per_trigger,
+        traits=parts.traits(max_rows=parts.instances[0].stage.max_rows_per_trigger),
     )
 
 

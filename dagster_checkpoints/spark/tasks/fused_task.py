@@ -45,9 +45,8 @@ class FusedTask(QueryOfSourcesTask):
             task=parts.id,
             config=parts.checkpoints,
             valve_watermark=parts.restored.valve_watermark if parts.restored is not None else None,
-            finished_before=parts.finished_before,
+            traits=parts.traits(),
             fused=tuple(sources),
-            burst=parts.burst,
         )
         super().__init__(parts, machine)
         assert machine.fused is not None

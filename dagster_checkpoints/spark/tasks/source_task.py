@@ -194,8 +194,5 @@ def _machine(parts: TaskParts, *, bounded: bool, streaming: bool = True) -> Task
         time.monotonic(),
         task=parts.id,
         config=parts.checkpoints,
-        bounded=bounded,
-        streaming=streaming,
-        finished_before=parts.finished_before,
-        burst=parts.burst,
+        traits=parts.traits(bounded=bounded, streaming=streaming),
     )

@@ -116,8 +116,6 @@ def _machine(parts: TaskParts) -> TaskMachine:
         time.monotonic(),
         task=parts.id,
         config=parts.checkpoints,
-        bounded=parts.instances[0].stage.kind is StageKind.BOUNDED_SOURCE,
-        finished_before=parts.finished_before,
+        traits=parts.traits(bounded=parts.instances[0].stage.kind is StageKind.BOUNDED_SOURCE),
         splits=held,
-        burst=parts.burst,
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dagster_checkpoints.coordination import CheckpointConfig
 from dagster_checkpoints.execution.attempt_plan import TaskPlan
-from dagster_checkpoints.execution.task_machine import TaskMachine
+from dagster_checkpoints.execution.task_machine import TaskMachine, TaskTraits
 from dagster_checkpoints.pipeline import Chain, Pipeline, Stage, TaskId
 from dagster_checkpoints.spark.channels.outputs import TaskOutput
 from dagster_checkpoints.spark.files.work_folder import WorkFolder
@@ -100,3 +100,7 @@ class TaskParts:
     def finished_before(self) -> bool:
         """Whether the restored stages had finished: the task starts no query, and only waits for its final checkpoint."""
         return self.planned.after_finish
+
+    def traits(self, *, bounded: bool = False, streaming: bool = True, max_rows: int | None = None) -> TaskTraits:
+        """How the task differs from others; see :class:`TaskTraits`."""
+        return TaskTraits(bounded, streaming, self.finished_before, max_rows, self.burst)

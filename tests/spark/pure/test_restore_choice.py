@@ -152,7 +152,7 @@ def test_a_run_that_dies_when_its_job_has_begun_has_claimed_its_savepoint(runs: 
             assert storage.ownership is not None
             claim = ClaimMode.NO_CLAIM if burst or number else ClaimMode.CLAIM
             options = JobOptions(CheckpointConfig(None), NoRestart(), tmp_path, claim_mode=claim)
-            starting = JobStart(runs.pipeline, storage, options, None, lambda event: None, logging.getLogger("run"))
+            starting = JobStart(runs.pipeline, storage, options, lambda event: None, logging.getLogger("run"))
             start = starting.choose(storage.ownership)
             assert start.pointer is not None and start.pointer.claimed and not start.retained[-1].is_savepoint
             assert starting.begin(start) == storage.ownership.job_id
@@ -220,7 +220,7 @@ def test_a_new_job_from_a_savepoint_warns_that_no_rows_are_taken_back(
         with runs.run() as storage:
             assert storage.ownership is not None
             options = JobOptions(CheckpointConfig(None), NoRestart(), tmp_path, restore_from=asked)
-            starting = JobStart(runs.pipeline, storage, options, None, lambda event: None, logging.getLogger("run"))
+            starting = JobStart(runs.pipeline, storage, options, lambda event: None, logging.getLogger("run"))
             assert starting.choose(storage.ownership).resume != warns
             assert (f"restore_from: {asked!r} begins a new job" in caplog.text) == warns
 
@@ -267,7 +267,7 @@ def test_a_run_warns_of_an_older_checkpoint_that_cannot_be_read(
         with runs.run() as storage:
             assert storage.ownership is not None
             options = JobOptions(CheckpointConfig(None), NoRestart(), tmp_path)
-            start = JobStart(runs.pipeline, storage, options, None, lambda event: None, logging.getLogger("run"))
+            start = JobStart(runs.pipeline, storage, options, lambda event: None, logging.getLogger("run"))
             assert start.choose(storage.ownership).pointer is not None
             assert ("Not every retained checkpoint" in caplog.text) == warns
         (runs.root / "numbers" / damaged / "_metadata").write_bytes(b"DCKP damaged")

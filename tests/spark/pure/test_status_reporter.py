@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dagster_checkpoints.control import InstanceStatus, PipelineStatus, StageStatus
+from dagster_checkpoints.control.clocks import Clocks
 from dagster_checkpoints.coordination import (
     Acknowledged,
     CheckpointConfig,
@@ -50,7 +51,7 @@ def test_a_change_of_the_phase_is_written_behind_a_slow_write(tmp_path: Any, mon
     storage = CheckpointStorage(open_store(str(tmp_path)), pipeline.name)
     storage.acquire(Owner(run_id="a run", host="a host", pid=1))
     clock = 0.0
-    reporter = StatusReporter(pipeline, storage, "a run", OPTIONS, logging.getLogger(), lambda: clock)
+    reporter = StatusReporter(pipeline, storage, "a run", OPTIONS, logging.getLogger(), clocks=Clocks(lambda: clock))
     reporter.report("running")
     assert begun.wait(60)
     clock = 6.0
