@@ -25,7 +25,7 @@ from bench.measures import Measure, below, percentile
 from dagster_checkpoints.control import PipelineControl
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, StageInput, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
-from dagster_checkpoints.spark.job.events import SavepointDone
+from dagster_checkpoints.spark.job.events import JobStarted, SavepointDone
 from dagster_checkpoints.spark.job.job_execution import JobExecution
 from dagster_checkpoints.storage import CheckpointStorage, open_store
 
@@ -131,6 +131,9 @@ def stop(environment: Environment, layout: Layout, kind: Kind, *, fed: bool) -> 
         run = run_under_control(environment, measured, folder, control)
     finally:
         over.set()
+    chains = next(event.chains for _, event in run.events if isinstance(event, JobStarted))
+    if len(chains) != (len(measured.stages) if layout == "through channels" else 1):
+        raise AssertionError(f"expected the stages {layout}, found the queries {chains}")
     answered = answered_at - asked_at
     if kind == "end_source":
         return Stop(answered)
@@ -152,7 +155,7 @@ def pipeline(folder: Path, layout: Layout) -> Pipeline:
     """One or two sources, and a window over the rows of all."""
     names = ("left",) if layout == "chained" else ("left", "right")
     stages: list[Stage] = [_source(folder / name) for name in names]
-    inputs = {name: StageInput(fuse=layout == "fused") for name in names}
+    inputs = {name: StageInput(fuse=layout != "through channels") for name in names}
     return Pipeline("stops", [*stages, Counts("counts", inputs=inputs, sink=ParquetSink(folder / "result"))])
 
 
