@@ -17,6 +17,7 @@ from dagster_checkpoints.spark.query.query_guard import guard_queries
 from dagster_checkpoints.spark.query.query_sessions import POLLING_DELAY, USUAL_POLLING_DELAY
 from dagster_checkpoints.spark.session import executor_probe
 from dagster_checkpoints.spark.session.class_archive import ClassArchive
+from dagster_checkpoints.spark.session.hadoop_defaults import forget_files_of_defaults
 from dagster_checkpoints.spark.session.java import configure_java
 from dagster_checkpoints.spark.session.launcher import launch
 from dagster_checkpoints.spark.session.local_files import UNCHECKED, WITHOUT_CHECKSUMS, use_local_files
@@ -243,6 +244,7 @@ def prepare_session(spark: SparkSession) -> SparkSession:
     for name in _QUERY_LOGS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
     use_local_files(spark)
+    forget_files_of_defaults(spark)
     return spark
 
 
