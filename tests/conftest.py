@@ -25,8 +25,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # The JVMs of tests live for seconds or minutes, also those of processes that tests start: for these the quick compiler alone is
 # faster, and a collector without threads of its own. The quick compiler alone would get a fifth of the usual room for code, and
-# compile again what it had to drop.
-_FOR_SHORT_RUNS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
+# compile again what it had to drop; so would Spark the code of queries, of which tests have more than the 100 that it keeps.
+_FOR_SHORT_RUNS = (
+    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC -Dspark.sql.codegen.cache.maxEntries=2000"
+)
 os.environ.setdefault("SPARK_SUBMIT_OPTS", _FOR_SHORT_RUNS)
 
 

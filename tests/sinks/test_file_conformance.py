@@ -17,6 +17,7 @@ from tests.sinks.suites import TargetConformance
 class TestParquetFiles(TargetConformance):
     """With a list of files for each commit, since Spark's files are taken as they are: several for each checkpoint."""
 
+    test_a_job_that_is_killed_at_any_moment = None  # in processes/test_killed_sinks.py
     crash_points = 8
 
     def make_sink(self, folder: Path) -> FileSink:

@@ -16,7 +16,7 @@ from dagster_checkpoints.state import ExportRefused, ImportRefused
 from tests.spark.plain_programs import LATENESS, PROGRAMS, ROWS
 from tests.spark.takeovers import Takeover, check_there_and_back, cut
 
-QUICK = {"windows": "in the output", "unmatched": "not in the output", "steps": "stopped"}
+QUICK = {"unmatched": "not in the output", "steps": "stopped"}
 """Of these programs the rest is in `long/test_plain_programs.py`."""
 
 

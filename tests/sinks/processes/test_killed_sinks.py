@@ -51,7 +51,7 @@ def test_a_job_over_postgresql_that_is_killed_at_any_moment(
 
 
 def test_every_suite_kills_jobs_here_or_in_its_own_file() -> None:
-    assert len(SUITES) == 19
+    assert len(SUITES) == 20
 
 
 @pytest.mark.parametrize("kind", ["the whole contract", "a target"])

@@ -37,7 +37,7 @@ HOUR = 60 * 60
 MONTH = 30 * 24 * 60 * 60
 STAGES = ("orders", "clicks", "visits", "hourly_sales", "daily_sales")
 DEFAULTS = CheckpointCoordinatorResource()
-PAGE = Path(__file__).parents[2] / "docs" / "dagster.md"
+PAGE = Path(__file__).parents[3] / "docs" / "dagster.md"
 SETTINGS = {
     "the defaults": (DEFAULTS.observe_every, DEFAULTS.materialize_every),
     "each commit": (DEFAULTS.observe_every, 0.0),
