@@ -92,7 +92,6 @@ def _plan_problems(
     from dagster_checkpoints.spark.job.plan_check import check_plans
     from dagster_checkpoints.spark.session.spark_session import build_session
     from dagster_checkpoints.spark.snapshots.restored_state import Restored
-    from dagster_checkpoints.state import SourcesChanged
 
     if report.metadata is None or report.plan is None:
         return [], ()
@@ -105,10 +104,7 @@ def _plan_problems(
         checked = check_plans(pipeline, spark, Restored(report.plan, location))
     finally:
         spark.stop()
-    changed = [
-        Problem("sources_changed" if isinstance(error, SourcesChanged) else "stateful_plan_changed", str(error))
-        for error in checked.changed
-    ]
+    changed = [Problem(error.kind, str(error)) for error in checked.changed]
     return [*changed, *(Problem("plan_not_built", str(error)) for error in checked.failed.values())], checked.changes
 
 

@@ -6,33 +6,26 @@ not import Dagster or Spark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
 from dagster_checkpoints.files.urls import validate_directory
 from dagster_checkpoints.state import (
-    ChainLayoutChanged,
     CheckpointMetadata,
     CorruptMetadata,
-    InputRowsGone,
-    InputsChanged,
-    InstancesChanged,
-    NonRestoredState,
     PipelineView,
     RestoreError,
     RestorePlan,
-    SinkRemoved,
-    SparkVersionChanged,
     StateFile,
-    UnfinishedPredecessor,
     UnknownMetadataVersion,
     check_spark_version,
     decode,
     task_files,
     validate_restore,
 )
+from dagster_checkpoints.state.errors import RestoreProblem
 from dagster_checkpoints.storage import CheckpointStorage, MissingCheckpoint, NotFound, StateFileProblem
 from dagster_checkpoints.storage.state_files import read_through
 
@@ -43,18 +36,8 @@ ProblemKind = Literal[
     "missing_file",
     "wrong_size",
     "wrong_content",
-    "unfinished_predecessor",
-    "non_restored_state",
-    "instances_changed",
-    "chain_layout_changed",
-    "inputs_changed",
-    "input_rows_gone",
-    "sink_removed",
-    "spark_version_changed",
-    "stateful_plan_changed",
-    "sources_changed",
+    RestoreProblem,
     "plan_not_built",
-    "does_not_fit",
 ]
 """The first three end the verification; the next three concern one file each; the last ones the pipeline."""
 
@@ -160,25 +143,13 @@ def verify_savepoint(
         try:
             plan = check()
         except RestoreError as error:
-            problems.append(Problem(_RESTORE_KINDS.get(type(error), "does_not_fit"), str(error)))
+            problems.append(Problem(error.kind, str(error)))
     return VerificationReport(url, tuple(problems), metadata, len(sizes), sum(sizes.values()), plan)
 
 
 def file_sizes(metadata: CheckpointMetadata) -> dict[str, int]:
     """The size in bytes of every distinct state file that the metadata names, by sha256, in the order of the metadata."""
     return {file.sha256: file.size for _, file in _files(metadata)}
-
-
-_RESTORE_KINDS: Mapping[type[RestoreError], ProblemKind] = {
-    UnfinishedPredecessor: "unfinished_predecessor",
-    NonRestoredState: "non_restored_state",
-    InstancesChanged: "instances_changed",
-    ChainLayoutChanged: "chain_layout_changed",
-    InputsChanged: "inputs_changed",
-    InputRowsGone: "input_rows_gone",
-    SinkRemoved: "sink_removed",
-    SparkVersionChanged: "spark_version_changed",
-}
 
 
 def _url(storage: CheckpointStorage, location: str, is_savepoint: bool) -> str:

@@ -76,7 +76,7 @@ def test_a_file_that_is_not_a_trace_is_refused(tmp_path: Path) -> None:
     assert replayed(tmp_path / "nothing").exit_code == 6
     (tmp_path / "x").write_text("hello\n")
     result = replayed(tmp_path / "x")
-    assert result.exit_code == 1 and "expected a trace of version 2, found 'hello" in result.stderr
+    assert result.exit_code == 1 and "expected a trace of version 3, found 'hello" in result.stderr
 
 
 def test_a_trace_that_was_cut_inside_a_letter_is_shown_up_to_there(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_the_lines_of_a_trace() -> None:
     coordinator = made(CheckpointCoordinator, "job", recorder, 2.5, graph=GRAPH, config=CheckpointConfig(interval=None))
     coordinator.handle(Tick(), 3.5)
     tick = '{"~":"record","v":["coordination.events:Tick",{}]}'
-    assert lines[0] == '{"trace":2,"about":{"pipeline":"Zürich"}}'
+    assert lines[0] == '{"trace":3,"about":{"pipeline":"Zürich"}}'
     assert lines[1].startswith('{"at":2.5,"machine":"job","kind":"coordination.coordinator:CheckpointCoordinator","arguments":{')
     assert lines[2:] == [f'{{"at":3.5,"machine":"job","event":{tick},"actions":[]}}']
     assert [entry.at for entry in read(lines)] == [2.5, 3.5]
@@ -201,8 +201,8 @@ OTHER_VERSION = {"trace": 99, "about": {"pipeline": "p" * 100}}
 @pytest.mark.parametrize(
     ("first", "read_says", "about_says"),
     [
-        ("", "expected a trace of version 3, found 'None' in its first line", "expected a trace of version 2, found '' in"),
-        ("no json", "expected a trace of version 3, found 'None' in", "expected a trace of version 2, found 'no json' in"),
+        ("", "expected a trace of version 3, found 'None' in its first line", "expected a trace of version 3, found '' in"),
+        ("no json", "expected a trace of version 3, found 'None' in", "expected a trace of version 3, found 'no json' in"),
         (
             json.dumps(OTHER_VERSION),
             f"expected a trace of version 3, found {str(OTHER_VERSION)[:100]!r} in its first line",
@@ -227,7 +227,7 @@ def test_a_file_that_is_not_a_trace_is_refused(first: str, read_says: str, about
 
 def test_an_entry_that_is_not_an_object_is_refused() -> None:
     with pytest.raises(CorruptTrace, match=r"^line 2: expected an object, found '\[\]'$"):
-        list(read(['{"trace": 2, "about": {}}', "[]"]))
+        list(read(['{"trace": 3, "about": {}}', "[]"]))
 
 
 def test_an_event_of_an_unknown_machine_is_refused() -> None:

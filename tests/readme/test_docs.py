@@ -616,6 +616,18 @@ def test_the_command_line_and_the_pages_agree_on_exit_codes() -> None:
         assert meanings[code].startswith(meaning), (meaning, meanings[code])
 
 
+def test_each_command_and_exit_code_is_on_the_page_of_the_command_line() -> None:
+    from dagster_checkpoints.cli.app import app
+    from dagster_checkpoints.cli.exits import MEANINGS
+
+    page = (REPOSITORY / "docs/command-line.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"^(?:\| )?`([a-z-]+)|dagster-checkpoints ([a-z-]+)", page, re.MULTILINE))
+    commands = set(app.list_commands(None))  # type: ignore[arg-type]
+    assert commands - {name for names in shown for name in names} == set()
+    codes = dict(re.findall(r"^\| (\d+) \| (.+) \|$", page.partition("## Exit codes")[2], re.MULTILINE))
+    assert codes == {str(int(code)): meaning for code, meaning in MEANINGS.items()}
+
+
 def test_the_reasons_and_problems_that_are_explained_exist() -> None:
     from dagster_checkpoints.storage.verification import ProblemKind
 
