@@ -621,7 +621,7 @@ def test_each_command_and_exit_code_is_on_the_page_of_the_command_line() -> None
     from dagster_checkpoints.cli.exits import MEANINGS
 
     page = (REPOSITORY / "docs/command-line.md").read_text(encoding="utf-8")
-    shown = set(re.findall(r"^(?:\| )?`([a-z-]+)|dagster-checkpoints ([a-z-]+)", page, re.MULTILINE))
+    shown = set(re.findall(r"^(?:\| |### )?`([a-z-]+)|dagster-checkpoints ([a-z-]+)", page, re.MULTILINE))
     commands = set(app.list_commands(None))  # type: ignore[arg-type]
     assert commands - {name for names in shown for name in names} == set()
     codes = dict(re.findall(r"^\| (\d+) \| (.+) \|$", page.partition("## Exit codes")[2], re.MULTILINE))
