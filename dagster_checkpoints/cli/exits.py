@@ -41,7 +41,7 @@ MEANINGS = {
     Exit.TIMED_OUT: "no final answer in time; the request stays valid",
     Exit.UNREACHABLE: "storage cannot be reached, or whether it carried out a write is unknown",
     Exit.NOT_FOUND: "there is no such pipeline, checkpoint, savepoint or request",
-    Exit.INTERRUPTED: "interrupted",
+    Exit.INTERRUPTED: "interrupted; a request that was sent stays valid",
 }
 
 
