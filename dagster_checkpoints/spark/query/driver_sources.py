@@ -11,9 +11,11 @@ https://www.py4j.org/advanced_topics.html#implementing-java-interfaces-from-pyth
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -80,6 +82,17 @@ def kept(method: Callable[..., _T]) -> Callable[..., _T]:
             return method(*arguments)
         except BaseException as error:
             raise KEPT_ERRORS.keep(error) from None
+
+    return call
+
+
+def _returning(method: Callable[..., _T]) -> Callable[..., _T]:
+    """Keep what a method returns until its thread returns something else to the JVM."""
+
+    @functools.wraps(method)
+    def call(*arguments: Any) -> _T:
+        _RETURNED.value = result = method(*arguments)
+        return result
 
     return call
 
@@ -196,8 +209,21 @@ def interfaces(*names: str) -> type:
     return type("Java", (), {"implements": tuple(f"{CONNECTOR}.{name}" for name in names)})
 
 
+_RETURNED = threading.local()
+"""By thread, what it has returned to the JVM last, see `JavaObject`."""
+
+
 class JavaObject:
-    """A Python object that the JVM calls. Two are equal if they are the same."""
+    """A Python object that the JVM calls. Two are equal if they are the same.
+
+    What a method returns is kept until the JVM calls another one on the same thread. py4j answers with the number of a Java
+    object, and lets the JVM forget the object when Python has no reference to it: the JVM would read null if it forgets it first.
+    """
+
+    def __init_subclass__(cls) -> None:
+        for name, method in list(vars(cls).items()):
+            if inspect.isfunction(method) and not name.startswith("_"):
+                setattr(cls, name, _returning(method))
 
     def hashCode(self) -> int:
         return id(self) >> 4 & 0x7FFFFFFF
