@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from pyspark.sql import functions as F
 
 from bench.control import run_under_control, wait_until
-from bench.environment import Environment
+from bench.environment import BenchFailed, Environment
 from bench.measures import Measure, below, percentile
 from dagster_checkpoints.control import PipelineControl
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, StageInput, unbounded_source
@@ -133,7 +133,7 @@ def stop(environment: Environment, layout: Layout, kind: Kind, *, fed: bool) -> 
         over.set()
     chains = next(event.chains for _, event in run.events if isinstance(event, JobStarted))
     if len(chains) != (len(measured.stages) if layout == "through channels" else 1):
-        raise AssertionError(f"expected the stages {layout}, found the queries {chains}")
+        raise BenchFailed(f"expected the stages {layout}, found the queries {chains}")
     answered = answered_at - asked_at
     if kind == "end_source":
         return Stop(answered)

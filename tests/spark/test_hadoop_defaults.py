@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from dagster_checkpoints.spark.session.hadoop_defaults import forget_files_of_defaults
+from dagster_checkpoints.spark.session.spark_session import prepare_session
 
 GZIP = b"\x1f\x8b\x08"
 """How each stream of gzip begins."""
@@ -51,6 +52,13 @@ def test_the_settings_of_a_session_forget_the_files_and_keep_all_values(spark: S
     read = jvm.org.apache.hadoop.conf.Configuration(False)
     read.readFields(jvm.java.io.DataInputStream(jvm.java.io.ByteArrayInputStream(written(jvm, sent(spark)))))
     assert read.getValByRegex(".*").equals(values)
+
+
+def test_each_session_is_prepared_so(spark: SparkSession, hadoop: Any) -> None:
+    hadoop.reloadConfiguration()
+    assert sent(spark).getPropertySources(DEFAULT) is not None
+    prepare_session(spark)
+    assert sent(spark).getPropertySources(DEFAULT) is None
 
 
 def test_what_a_program_has_set_keeps_its_origin(spark: SparkSession, hadoop: Any) -> None:

@@ -30,12 +30,13 @@ def forget_files_of_defaults(spark: SparkSession) -> bool:
         jvm.org.apache.hadoop.mapred.JobConf()  # its defaults would come later, and the files of all with them
         defaults = jvm.org.apache.hadoop.conf.Configuration()
         defaults.size()  # reads the files
-        names = jvm.java.util.HashSet(_field(jvm, "updatingResource").get(defaults).keySet())
+        origins = _field(jvm, "updatingResource")
+        names = jvm.java.util.HashSet(origins.get(defaults).keySet())
         set_by_programs = _field(jvm, "overlay").get(settings)
         if set_by_programs is not None:
             names.removeAll(set_by_programs.keySet())
         settings.size()
-        _field(jvm, "updatingResource").get(settings).keySet().removeAll(names)
+        origins.get(settings).keySet().removeAll(names)
     except Exception as error:  # another Hadoop
         _LOG.debug("Hadoop's settings keep the names of their files: %s", error)
         return False
