@@ -96,6 +96,11 @@ class FusedSources:
         return self._held >= self._sources.keys()
 
     @property
+    def some_held(self) -> bool:
+        """Whether a source is held to what was there at a moment, and has not ended: it may end at any moment."""
+        return bool(self._held - self._ended)
+
+    @property
     def backlog(self) -> bool:
         """Whether a bounded source has not ended."""
         return any(source.bounded and name not in self._ended for name, source in self._sources.items())

@@ -87,6 +87,15 @@ class SharedNames:
         return SharedName(sha256, self._epoch())
 
 
+def name_stored(names: SharedNames, registry: FileRegistry, checkpoint: Hashable, sha256: str) -> SharedName | None:
+    """Name a file for a checkpoint whose bytes are stored. Returns its name; None if they are not stored, or being stored.
+
+    Args, Raises: as for :func:`store_file`.
+    """
+    candidates = (names.earlier(sha256), names.own(sha256))
+    return next((name for name in candidates if name is not None and registry.lend(checkpoint, str(name))), None)
+
+
 def store_file(names: SharedNames, registry: FileRegistry, checkpoint: Hashable, sha256: str) -> Steps[StoredName]:
     """Store a file unless its bytes are stored; the checkpoint names the file before that.
 
@@ -100,9 +109,9 @@ def store_file(names: SharedNames, registry: FileRegistry, checkpoint: Hashable,
         CheckpointDiscarded: the checkpoint was discarded.
         StorageError: as the request; the checkpoint still names the file.
     """
-    earlier = names.earlier(sha256)
-    if earlier is not None and registry.lend(checkpoint, str(earlier)):
-        return StoredName(earlier, uploaded=False)
+    known = name_stored(names, registry, checkpoint, sha256)
+    if known is not None:
+        return StoredName(known, uploaded=False)
     own = names.own(sha256)
     name = str(own)
     needed = registry.reserve(checkpoint, name)

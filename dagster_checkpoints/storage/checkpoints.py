@@ -174,12 +174,17 @@ class CheckpointStorage:
             FileNotFoundError: a local file was deleted.
         """
         named = files if isinstance(files, Mapping) else {str(path): path for path in files}
+        sources = {name: as_source(file) for name, file in named.items()}
         checkpoint = self._own_key(checkpoint_id)
+        # Most files are those of the checkpoint before. To look them up takes less time than to hand them to other threads.
+        known = {name: self._shared.stored(checkpoint, source) for name, source in sources.items()}
+        to_store = [name for name, stored in known.items() if stored is None]
 
-        def upload(source: StateSource) -> StoredFile:
-            return self._shared.store_file(checkpoint, source)
+        def upload(name: str) -> StoredFile:
+            return self._shared.store_file(checkpoint, sources[name])
 
-        return dict(zip(named, run_all(self._executor(), upload, map(as_source, named.values())), strict=True))
+        stored = dict(zip(to_store, run_all(self._executor(), upload, to_store), strict=True))
+        return {name: found if found is not None else stored[name] for name, found in known.items()}
 
     def fetch_state(self, files: Iterable[StateFileLike], destination: Path, *, checkpoint: str = "") -> None:
         """Fetch state files to ``destination/<file.path>``, in parallel, verifying size and sha256.

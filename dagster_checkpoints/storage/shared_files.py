@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 
 from dagster_checkpoints.execution.checkpoint_deletion import DeleteFiles, DeleteUnnamed, ListFiles, delete_files, sweep_files
-from dagster_checkpoints.execution.shared_files import PutFile, SharedName, SharedNames, store_file
+from dagster_checkpoints.execution.shared_files import PutFile, SharedName, SharedNames, name_stored, store_file
 from dagster_checkpoints.execution.storage_steps import drive
 from dagster_checkpoints.files.store import ObjectStore
 from dagster_checkpoints.storage.layout import Layout
@@ -52,6 +52,13 @@ class SharedFiles:
         names = list(names)
         self._names.known(found for found in map(SharedName.parse, names) if found is not None)
         self.registry.known(names)
+
+    def stored(self, checkpoint: Hashable, source: StateSource) -> StoredFile | None:
+        """Record that ``checkpoint`` names one file, if that was read before and its bytes are stored; None if not."""
+        identity = source.identity()
+        sha256 = self.hashes.get(identity)
+        name = None if sha256 is None else name_stored(self._names, self.registry, checkpoint, sha256)
+        return None if name is None else StoredFile(name.sha256, identity.size, uploaded=False, stored_by=name.epoch)
 
     def store_file(self, checkpoint: Hashable, source: StateSource) -> StoredFile:
         """Store one file unless its bytes are stored already; before that, record that ``checkpoint`` names it."""

@@ -179,6 +179,18 @@ def test_a_source_that_has_caught_up_can_still_be_ended() -> None:
     assert life.FinishOperators() in task.asked("live")
 
 
+def test_it_is_known_whether_a_source_may_end_at_any_moment() -> None:
+    task = Fused()
+    fused = task.machine.fused
+    assert fused is not None and fused.some_held and not fused.all_held, "the backfill is held"
+    task.asked("history", live=300)
+    assert not fused.some_held, "it has ended, and the live feed goes on"
+    task.do(EndInput("live"))
+    assert fused.some_held
+    task.asked("live")
+    assert not fused.some_held and fused.all_ended
+
+
 def test_a_source_that_is_ended_before_the_query_runs_is_held_from_its_beginning() -> None:
     sources = (FusedSource("history", 0, bounded=True), FusedSource("live", 1, bounded=False))
     machine = TaskMachine(TASK, CheckpointConfig(interval=None), fused=sources)

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 import pytest
 
 from dagster_checkpoints.errors import StorageUnavailable
-from dagster_checkpoints.execution.shared_files import PutFile, SharedName, SharedNames, StoredName, store_file
+from dagster_checkpoints.execution.shared_files import PutFile, SharedName, SharedNames, StoredName, name_stored, store_file
 from tests.execution.storage_scripts import follow
 
 A = "a" * 64
@@ -48,20 +48,20 @@ def test_a_new_file_is_named_first_then_stored_under_the_owners_own_name() -> No
     names = SharedNames(lambda: 3)
     assert names.own(A) == SharedName(A, 3) and names.earlier(A) is None
     assert follow(store_file(names, registry, "c", A), (PutFile(f"{A}-3"), None)) == StoredName(SharedName(A, 3), uploaded=True)
-    assert registry.calls == [("reserve", "c", f"{A}-3"), ("stored", "c", f"{A}-3")]
+    assert registry.calls == [("lend", "c", f"{A}-3"), ("reserve", "c", f"{A}-3"), ("stored", "c", f"{A}-3")]
 
 
 def test_a_file_that_could_not_be_stored_is_not_recorded_as_stored() -> None:
     registry = Registry()
     with pytest.raises(StorageUnavailable):
         follow(store_file(SharedNames(lambda: 3), registry, "c", A), (PutFile, StorageUnavailable("away")))
-    assert registry.calls == [("reserve", "c", f"{A}-3")]
+    assert registry.calls == [("lend", "c", f"{A}-3"), ("reserve", "c", f"{A}-3")]
 
 
 def test_a_file_of_this_owner_is_not_stored_again() -> None:
     registry = Registry(f"{A}-3")
     assert follow(store_file(SharedNames(lambda: 3), registry, "c", A)) == StoredName(SharedName(A, 3), uploaded=False)
-    assert registry.calls == [("reserve", "c", f"{A}-3")]
+    assert registry.calls == [("lend", "c", f"{A}-3")]
 
 
 def test_a_file_of_an_earlier_owner_keeps_its_name_while_it_exists() -> None:
@@ -73,4 +73,18 @@ def test_a_file_of_an_earlier_owner_keeps_its_name_while_it_exists() -> None:
     assert registry.calls == [("lend", "c", f"{A}-2")]
     gone = Registry()
     assert follow(store_file(names, gone, "c", A), (PutFile(f"{A}-3"), None)).uploaded
-    assert [call[0] for call in gone.calls] == ["lend", "reserve", "stored"]
+    assert [call[0] for call in gone.calls] == ["lend", "lend", "reserve", "stored"]
+
+
+@pytest.mark.parametrize(
+    ("in_storage", "found"),
+    [((), None), ((f"{A}-3",), 3), ((f"{A}-2",), 2), ((f"{A}-2", f"{A}-3"), 2), ((f"{A}-1",), None)],
+)
+def test_a_file_is_named_without_being_stored_if_this_owner_or_a_known_one_has_stored_it(
+    in_storage: tuple[str, ...], found: int | None
+) -> None:
+    names = SharedNames(lambda: 3)
+    names.known([SharedName(A, 2)])
+    registry = Registry(*in_storage)
+    assert name_stored(names, registry, "c", A) == (None if found is None else SharedName(A, found))
+    assert all(call == "lend" for call, _, _ in registry.calls)

@@ -103,6 +103,20 @@ def test_only_new_files_are_uploaded(owned: CheckpointStorage, source: Path, fau
     assert {name: one.uploaded for name, one in stored.items()} == {"a": False, "b": False, "c": True}
 
 
+def test_files_that_are_known_are_named_without_another_thread_and_stay_with_the_newer_checkpoint(
+    owned: CheckpointStorage, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = _write(source, a=b"a", b=b"b")
+    first = owned.upload_files(1, paths)
+    monkeypatch.setattr("dagster_checkpoints.storage.checkpoints.run_all", lambda executor, function, items: [*items])
+    again = owned.upload_files(2, paths)
+    assert {name: (one.sha256, one.size, one.stored_by) for name, one in again.items()} == {
+        name: (one.sha256, one.size, one.stored_by) for name, one in first.items()
+    }
+    assert owned.discard_states(1) == 0, "the second checkpoint names them"
+    assert owned.discard_states(2) == 2
+
+
 def test_a_verified_file_that_retained_metadata_names_is_not_uploaded_again(
     owned: CheckpointStorage, second: CheckpointStorage, source: Path, bob: Owner
 ) -> None:

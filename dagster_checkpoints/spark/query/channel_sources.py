@@ -128,6 +128,13 @@ class _Stream(JavaObject):
         self._sources = sources
         self._schema = schema
         self._gate = gate
+        self._newest: tuple[Mapping[str, Any], Any] | None = None  # the offset that was made last
+
+    def _offset(self, value: Mapping[str, Any]) -> Any:
+        """An offset of Spark's. Most are the one before: an idle query asks again and again."""
+        if self._newest is None or self._newest[0] != value:
+            self._newest = (value, self._sources.offset(value))
+        return self._newest[1]
 
     def deserializeOffset(self, text: str) -> Any:
         return self._sources.offset(json.loads(text))
@@ -205,7 +212,7 @@ class RecordsStream(_Stream):
         positions = self._gate.look(self).positions
         newest = {name: channel.behind_records(positions[name]) for name, channel in self._channels.items()}
         # None: there is nothing to read, and no batch without rows is run for it.
-        return self._sources.offset(newest) if newest != self._base else None
+        return self._offset(newest) if newest != self._base else None
 
     @_kept
     def planInputPartitions(self, start: Any, end: Any) -> Any:
@@ -263,7 +270,7 @@ class WatermarkStream(_Stream):
     @_kept
     def latestOffset(self) -> Any:
         watermark = self._gate.look(self).watermark
-        return None if watermark is None else self._sources.offset({"attempt": self._attempt, "watermark": watermark})
+        return None if watermark is None else self._offset({"attempt": self._attempt, "watermark": watermark})
 
     @_kept
     def planInputPartitions(self, start: Any, end: Any) -> Any:

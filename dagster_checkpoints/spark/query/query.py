@@ -192,9 +192,9 @@ class TaskQuery:
                         emit = self._on_batch(frame, batch_id)
                     with self._effects() as running:
                         if running:  # a snapshot may have paused the query during the evaluation
+                            self.log.processed(batch_id)  # `emit` wakes the task, which then awaits the commit
                             emit()
                             self._last_batch = batch_id
-                            self.log.processed(batch_id)
                             return
         except QueryClosing:
             raise

@@ -66,6 +66,11 @@ class QueryLog:
         self._last_committed = last  # in one step: several threads ask
         return last
 
+    @property
+    def awaits_commit(self) -> bool:
+        """Whether a batch was processed that Spark has not committed yet."""
+        return self._processed is not None and self.last_committed() < self._processed
+
     def is_committed(self, batch_id: int) -> bool:
         return (self._commits / str(batch_id)).exists()
 

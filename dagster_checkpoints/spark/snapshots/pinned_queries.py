@@ -2,10 +2,15 @@
 
 On a file system of this machine the files are linked. Elsewhere they are references, which stay valid as long as Spark retains
 the batch's files (`spark.sql.streaming.minBatchesToRetain`); the few small files of the query's logs are copied at once.
+
+While a query has no new batch, its checkpoints share what the first of them pinned: to link the files of a hundred idle queries
+again each time, and to delete the links, would cost more than all else that they do.
 """
 
 from __future__ import annotations
 
+import itertools
+import shutil
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -75,6 +80,87 @@ def _below(checkpoint: HadoopPath, batch_id: int) -> dict[str, FileStatus]:
             if not is_left_out(status.path.name) and not is_of_later_batch(path, batch_id):
                 found[path] = status
     return found
+
+
+class QueryPins:
+    """The newest pinned batch of one query, and those before it that are still being stored.
+
+    Args:
+        checkpoint: The query's checkpoint location.
+        folder: A directory of this machine that only this object uses.
+    """
+
+    def __init__(self, checkpoint: WorkPath, folder: Path) -> None:
+        self._checkpoint = checkpoint
+        self._folder = folder
+        self._numbers = itertools.count()
+        self._newest: SharedPin | None = None
+
+    def pin(self, batch_id: int) -> SharedPin:
+        """Pin the query, which is between two batches, unless the batch is pinned already. The caller releases the result.
+
+        Args:
+            batch_id: The newest committed batch.
+        """
+        newest = self._newest
+        if newest is not None and newest.batch_id == batch_id and newest.hold():
+            return newest
+        self._newest = None
+        if newest is not None:
+            newest.release()
+        folder = self._folder / f"{batch_id}-{next(self._numbers)}"
+        try:
+            query = pin_query(self._checkpoint, batch_id, folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._newest = made = SharedPin(batch_id, folder, query)
+        made.hold()  # for the checkpoints that follow
+        return made
+
+
+class SharedPin:
+    """A pinned batch that several checkpoints store, each at its time; thread-safe. The last one to release it deletes its files.
+
+    Args:
+        batch_id: The batch.
+        folder: The directory of its links and copies.
+        query: The pinned files; who makes the object holds it.
+    """
+
+    def __init__(self, batch_id: int, folder: Path, query: PinnedQuery) -> None:
+        self.batch_id = batch_id
+        self._folder = folder
+        self._query = query
+        self._files: Mapping[str, StateSource] | None = None
+        self._lock = threading.Lock()
+        self._holders = 1
+        self._failed = False
+
+    def hold(self) -> bool:
+        """Keep the files for one more checkpoint; False if they could not be stored before: then they are to be pinned again."""
+        with self._lock:
+            self._holders += not self._failed
+            return not self._failed
+
+    def release(self, *, failed: bool = False) -> None:
+        """A checkpoint is done with the files.
+
+        Args:
+            failed: Whether they could not be stored.
+        """
+        with self._lock:
+            self._holders -= 1
+            self._failed |= failed
+            unused = not self._holders
+        if unused:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def files(self) -> Mapping[str, StateSource]:
+        """As :meth:`PinnedQuery.files`."""
+        if self._files is None:
+            self._files = self._query.files()
+        return self._files
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from dagster_checkpoints.execution.elements import EndOfData, EndOfPartition, Wa
 from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.spark.channels.channel_log import LoggedElement, Records, SegmentFiles
-from dagster_checkpoints.spark.snapshots.pinned_queries import PinnedQuery, sources_of
+from dagster_checkpoints.spark.snapshots.pinned_queries import SharedPin, sources_of
 from dagster_checkpoints.state import (
     ChannelElement,
     ChannelSnapshot,
@@ -42,7 +42,7 @@ class PinnedSnapshot:
 
     Attributes:
         task: The part that needs no upload.
-        query: The pinned checkpoint directory, and its description without files; None without a query.
+        query: The pinned checkpoint directory, which it holds, and its description without files; None without a query.
         channels: The input channels, with their in-flight elements.
         static: The segments of each static input that is ready.
         transactions: For a savepoint, the files of the sink's uncommitted transactions, by position and name.
@@ -51,7 +51,7 @@ class PinnedSnapshot:
 
     task: TaskSnapshot
     folder: Path
-    query: tuple[PinnedQuery, QuerySnapshot] | None = None
+    query: tuple[SharedPin, QuerySnapshot] | None = None
     channels: tuple[PinnedChannel, ...] = ()
     static: Mapping[str, tuple[SegmentFiles, ...]] = field(default_factory=dict)
     transactions: Mapping[int, Mapping[str, Path]] = field(default_factory=dict)
@@ -84,9 +84,16 @@ class PinnedSnapshot:
         )
         return dataclasses.replace(self, channels=channels)
 
-    def release(self) -> None:
+    def release(self, *, failed: bool = False) -> None:
+        """Let the files go.
+
+        Args:
+            failed: Whether they could not be stored.
+        """
         for segment in self.segments():
             segment.release()
+        if self.query is not None:
+            self.query[0].release(failed=failed)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -115,6 +122,7 @@ class SnapshotUploader:
     def _upload(self, task: TaskId, barrier: CheckpointBarrier, pinned: PinnedSnapshot, statistics: TaskStatistics) -> None:
         started = time.monotonic()
         checkpoint_id = barrier.checkpoint_id
+        is_stored = False
         try:
             snapshot, stored = self._store(barrier, pinned)
         except StorageError as error:
@@ -130,9 +138,10 @@ class SnapshotUploader:
                 total_bytes=_bytes_of(stored),
                 in_flight_bytes=_bytes_of(in_flight_files(snapshot)),
             )
+            is_stored = True
             self._report(Acknowledged(task, checkpoint_id, snapshot, measured))
         finally:
-            pinned.release()
+            pinned.release(failed=not is_stored)
 
     def _store(self, barrier: CheckpointBarrier, pinned: PinnedSnapshot) -> tuple[TaskSnapshot, Collection[StoredFile]]:
         query_files = pinned.query[0].files() if pinned.query is not None else {}

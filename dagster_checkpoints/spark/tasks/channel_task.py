@@ -33,6 +33,7 @@ from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.query_log import channel_positions
 from dagster_checkpoints.spark.tasks.messages import TaskWaiting
+from dagster_checkpoints.spark.tasks.query_runs import POLL_SECONDS
 from dagster_checkpoints.spark.tasks.task import Task
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 
@@ -125,6 +126,10 @@ class ChannelTask(Task):
                     self.handle(UnreadBarrier(name, element.barrier, tuple(unread)))
                     break
                 unread.append(element)
+
+    def seconds_to_next_look(self) -> float:
+        may_settle = self._gate.settling or bool(self._retained)
+        return POLL_SECONDS if may_settle else super().seconds_to_next_look()
 
     def report_waiting(self) -> None:
         static = tuple(i.name for i in self._inputs if i.static)

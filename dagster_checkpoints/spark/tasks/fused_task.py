@@ -22,6 +22,7 @@ from dagster_checkpoints.execution.task_events import (
 )
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.fused_query import FIRST_LIMIT, FusedQuery
+from dagster_checkpoints.spark.tasks.query_runs import POLL_SECONDS
 from dagster_checkpoints.spark.tasks.source_task import QueryOfSourcesTask
 from dagster_checkpoints.spark.tasks.task import LOOK_SECONDS
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
@@ -99,6 +100,10 @@ class FusedTask(QueryOfSourcesTask):
             assert self._event_time is not None
             if self.query.active and self._fused.advance_between_batches(self._event_time):
                 self._reached = self._event_time
+
+    def seconds_to_next_look(self) -> float:
+        may_advance = self._advance_is_due or (self._state.some_held and self.was_active)
+        return POLL_SECONDS if may_advance else super().seconds_to_next_look()
 
     def seconds_to_next_check(self) -> float:
         return self.seconds_until_end_is_seen if self._state.all_held else LOOK_SECONDS

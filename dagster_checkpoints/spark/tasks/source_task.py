@@ -14,6 +14,7 @@ from dagster_checkpoints.execution.task_events import BacklogMeasured, SourceExh
 from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.spark.query.query_sessions import polling_of
 from dagster_checkpoints.spark.tasks.messages import Mail
+from dagster_checkpoints.spark.tasks.query_runs import POLL_SECONDS
 from dagster_checkpoints.spark.tasks.task import Task
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 
@@ -100,6 +101,10 @@ class SourceTask(QueryOfSourcesTask):
         self._idle = False
         self._end_due: EndInput | None = None
         """The message that ends the source: it waits for the end of the batch that runs, and checkpoints do not."""
+
+    def seconds_to_next_look(self) -> float:
+        may_end = self._end_due is not None or (self._ends_by_itself and self.was_active)
+        return POLL_SECONDS if may_end else super().seconds_to_next_look()
 
     def seconds_to_next_check(self) -> float:
         return self.seconds_until_end_is_seen if self._ends_by_itself else super().seconds_to_next_check()

@@ -20,6 +20,7 @@ from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
 from dagster_checkpoints.spark.query.plans import conform
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 from dagster_checkpoints.spark.tasks.messages import TaskQueryStarted
+from dagster_checkpoints.spark.tasks.query_runs import POLL_SECONDS
 from dagster_checkpoints.spark.tasks.task import Task
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 
@@ -53,6 +54,11 @@ class SplitTask(Task):
             self.parts.report(TaskQueryStarted(self.id))
         self._to_read = action.split  # in the next step, after the messages that wait
         return None
+
+    def seconds_to_next_look(self) -> float:
+        if self._to_read is None:
+            return super().seconds_to_next_look()
+        return POLL_SECONDS if self.output.is_held_back else 0.0
 
     def step(self) -> None:
         if not self.machine.running:

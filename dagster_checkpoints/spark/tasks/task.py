@@ -13,6 +13,7 @@ It must not know other tasks, the coordinator's rules, or storage beyond handing
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -72,9 +73,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 IDLE_POLL_SECONDS = 0.25
-"""Seconds that a task waits for a message if it has had neither a batch nor a message for `ACTIVE_SECONDS`."""
+"""Seconds that a task waits for a message if nothing is to be expected that comes without one, see `seconds_to_next_look`."""
 ACTIVE_SECONDS = 1.0
-"""Seconds after a batch or a message in which the task looks often: Spark commits a batch shortly after it was processed."""
+"""Seconds after a batch or a message in which a task whose input may end looks often."""
 CHECK_SECONDS = 0.5
 """Seconds between two checks whether the query still runs."""
 LOOK_SECONDS = 0.1
@@ -238,6 +239,10 @@ class Task(ABC):
             self.operators.close()
             self.group_offsets.close(wait=self._done)
 
+    def _seconds_to_tick(self) -> float:
+        deadline = None if self.query.paused else self.machine.next_deadline()
+        return math.inf if deadline is None else max(POLL_SECONDS, deadline - time.monotonic())
+
     def _tick(self) -> None:
         deadline = self.machine.next_deadline()
         if deadline is not None and (now := time.monotonic()) >= deadline:
@@ -245,8 +250,7 @@ class Task(ABC):
 
     def _read_mail(self) -> None:
         with contextlib.suppress(queue.Empty):
-            active = time.monotonic() < self._active_until
-            mail = self._mailbox.get(timeout=POLL_SECONDS if active else IDLE_POLL_SECONDS)
+            mail = self._mailbox.get(timeout=min(self.seconds_to_next_look(), self._seconds_to_tick()))
             self._active_until = time.monotonic() + ACTIVE_SECONDS
             while True:
                 self.take(mail)
@@ -265,6 +269,10 @@ class Task(ABC):
 
     # For subclasses
 
+    def seconds_to_next_look(self) -> float:
+        """Seconds that the task waits for a message before its next step. Spark commits a batch shortly after its processing."""
+        return POLL_SECONDS if self.query.log.awaits_commit else IDLE_POLL_SECONDS
+
     def seconds_to_next_check(self) -> float:
         """Seconds between two checks of the query, which call into the JVM; a batch that failed is checked at once."""
         return CHECK_SECONDS
@@ -272,7 +280,12 @@ class Task(ABC):
     @property
     def seconds_until_end_is_seen(self) -> float:
         """The same while the query's input may end by itself, which Spark does not report."""
-        return POLL_SECONDS if time.monotonic() < self._active_until else LOOK_SECONDS
+        return POLL_SECONDS if self.was_active else LOOK_SECONDS
+
+    @property
+    def was_active(self) -> bool:
+        """Whether the task has had a batch or a message in the last `ACTIVE_SECONDS`."""
+        return time.monotonic() < self._active_until
 
     def check_query(self) -> None:
         """Check that the query still runs. Raises its error."""

@@ -13,7 +13,7 @@ from dagster_checkpoints.execution.task_events import PinSnapshot, StoreSnapshot
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.query import TaskQuery
-from dagster_checkpoints.spark.snapshots.pinned_queries import pin_query
+from dagster_checkpoints.spark.snapshots.pinned_queries import QueryPins
 from dagster_checkpoints.spark.snapshots.uploads import PinnedSnapshot
 from dagster_checkpoints.spark.tasks.operator_chain import OperatorChain
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
@@ -37,6 +37,7 @@ class TaskSnapshots:
         self._operators = operators
         self._watermarks = watermarks
         self._pinned: dict[int, PinnedSnapshot] = {}  # until the machine orders the upload
+        self._pins = QueryPins(query.checkpoint, parts.folder.scratch / "queries")
 
     def pin(
         self,
@@ -67,13 +68,6 @@ class TaskSnapshots:
         for source in due.inputs.fused:
             if source.ended:  # its stage finishes with the checkpoint, and has no state any more
                 stages.pop(source.source, None)
-        query = None
-        if batch_id >= 0 and not finished:
-            files = pin_query(self._query.checkpoint, batch_id, folder / "query")
-            own = bool(plan and plan.own_watermark)
-            described = self._parts.described
-            sources = described.sources if described is not None else None
-            query = (files, QuerySnapshot(batch_id, own_watermark=own, sources=sources))
         sink = self._parts.sink if due.barrier.properties.is_savepoint else None
         task = TaskSnapshot(
             stages=stages,
@@ -84,6 +78,12 @@ class TaskSnapshots:
             splits=due.inputs.splits,
         )
         transactions = sink.pin_transactions(folder / "transactions") if sink else {}
+        query = None
+        if batch_id >= 0 and not finished:
+            own = bool(plan and plan.own_watermark)
+            described = self._parts.described
+            sources = described.sources if described is not None else None
+            query = (self._pins.pin(batch_id), QuerySnapshot(batch_id, own_watermark=own, sources=sources))
         pinned = PinnedSnapshot(task, folder, query, due.inputs.channels, tables, transactions)
         pinned.hold()
         self._pinned[checkpoint_id] = pinned

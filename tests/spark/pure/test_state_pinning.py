@@ -15,6 +15,7 @@ import pytest
 from dagster_checkpoints.spark.errors import SnapshotError
 from dagster_checkpoints.spark.query.query_log import PlannedBatch, QueryLog
 from dagster_checkpoints.spark.snapshots import query_snapshots as snapshots
+from dagster_checkpoints.spark.snapshots.pinned_queries import QueryPins
 from dagster_checkpoints.spark.snapshots.query_snapshots import pin, prune, relocate
 from dagster_checkpoints.storage import LocalSource
 from dagster_checkpoints.storage.state_files import HashCache, hash_file
@@ -257,3 +258,71 @@ def test_the_paths_of_schemas_are_corrected_in_a_restored_directory(tmp_path: Pa
     moved = {**store, "stateSchemaFilePaths": [f"file://{tmp_path}/work/{schema}"]}
     assert json.loads(text) == {"operatorInfo": {"operatorId": 0}, "stateStoreInfo": [moved]}
     assert [file.name for file in metadata.parent.iterdir()] == ["0"]
+
+
+class Pins:
+    """The pins of a query, and the directories that they have now."""
+
+    def __init__(self, query: Query, folder: Path) -> None:
+        self.folder = folder
+        self.pins = QueryPins(query.path, folder)
+
+    def directories(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir()) if self.folder.exists() else []
+
+
+@pytest.fixture
+def pins(query: Query, tmp_path: Path) -> Pins:
+    return Pins(query, tmp_path / "pins")
+
+
+def test_checkpoints_without_a_new_batch_share_its_pinned_files(query: Query, pins: Pins) -> None:
+    first = pins.pins.pin(4)
+    files = first.files()
+    first.release()
+    for store in query.store.iterdir():  # Spark's maintenance may delete what later versions no longer need
+        shutil.rmtree(store) if store.is_dir() else store.unlink()
+    again = pins.pins.pin(4)
+    assert again.files() is files and pins.directories() == ["4-0"]
+    assert all(source.sha256() or source.identity() for source in files.values()), "the files are still there"
+
+
+def test_a_pinned_batch_stays_until_the_last_checkpoint_that_stores_it_is_done(query: Query, pins: Pins) -> None:
+    stored_slowly, also = pins.pins.pin(4), pins.pins.pin(4)
+    query.batches(5)
+    query.changelog(6)
+    newer = pins.pins.pin(5)
+    assert pins.directories() == ["4-0", "5-1"]
+    stored_slowly.release()
+    assert pins.directories() == ["4-0", "5-1"]
+    assert "commits/4" in also.files() and "commits/5" in newer.files()
+    also.release()
+    newer.release()
+    assert pins.directories() == ["5-1"], "kept for the checkpoints that follow"
+
+
+def test_files_that_could_not_be_stored_are_pinned_again(query: Query, pins: Pins) -> None:
+    (query.store / "3.changelog").unlink()
+    declined = pins.pins.pin(4)
+    with pytest.raises(SnapshotError, match="version 5 needs the changes of version"):
+        declined.files()
+    declined.release(failed=True)
+    query.changelog(3)
+    repaired = pins.pins.pin(4)
+    assert "state/0/0/3.changelog" in repaired.files() and pins.directories() == ["4-1"]
+
+
+def test_a_batch_that_cannot_be_pinned_leaves_nothing(query: Query, pins: Pins) -> None:
+    (query.path / "offsets" / "4").unlink()
+    with pytest.raises(FileNotFoundError):
+        pins.pins.pin(4)
+    assert pins.directories() == []
+
+
+def test_a_query_awaits_the_commit_of_the_batch_that_it_has_processed(query: Query) -> None:
+    log = QueryLog(query.path)
+    assert (log.last_committed(), log.awaits_commit) == (4, False)
+    log.processed(5)
+    assert log.awaits_commit
+    query.batches(5)
+    assert not log.awaits_commit
