@@ -15,7 +15,7 @@ import msgspec
 from dagster_checkpoints.coordination import MIN_WATERMARK_MS
 from dagster_checkpoints.execution.elements import Mark
 from dagster_checkpoints.execution.task_events import PinnedChannel
-from dagster_checkpoints.sinks.ledger import Staged
+from dagster_checkpoints.sinks.ledger import Commit, Staged
 from dagster_checkpoints.state import FusedSourceSnapshot, key_groups
 from simulation.shapes import ChannelSpec
 
@@ -145,6 +145,7 @@ class Snapshot(msgspec.Struct, eq=False):
         event_time: the watermark that the query has run under.
         watermark: the watermark that was sent last.
         tables: by edge, the rows of the static table so far.
+        committed: what its sink had committed last.
         contents: the contents of its state files.
         files: their names in storage, once uploaded.
         splits: the splits that a split source was assigned and has not read to their end.
@@ -159,6 +160,7 @@ class Snapshot(msgspec.Struct, eq=False):
     stages: tuple[Any, ...] = ()
     tables: dict[int, frozenset[int]] = msgspec.field(default_factory=dict)
     transactions: tuple[Staged, ...] = ()
+    committed: Commit | None = None
     contents: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     fused: tuple[FusedSourceSnapshot, ...] = ()

@@ -77,6 +77,7 @@ def _part(state: Snapshot, planned: TaskSnapshot, spec: TaskSpec, whole: TaskSpe
         stages=tuple([state.stages[whole.stages.index(stage)] for stage in spec.stages]),
         tables=state.tables if first else {},
         transactions=state.transactions if last else (),
+        committed=state.committed if last else None,
         contents=state.contents if first else (),
         files=state.files if first else (),
         fused=planned.fused,

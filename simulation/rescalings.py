@@ -17,10 +17,11 @@ from dagster_checkpoints.coordination import MIN_WATERMARK_MS
 from dagster_checkpoints.execution.elements import Mark
 from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.sinks.ledger import Staged
+from dagster_checkpoints.sinks.ledger import Commit, Staged
 from dagster_checkpoints.state import (
     ChannelElement,
     ChannelSnapshot,
+    LastCommit,
     OperatorState,
     QuerySnapshot,
     RestorePlan,
@@ -49,15 +50,17 @@ def recorded_task(snapshot: Snapshot, shape: Shape, spec: TaskSpec, overtaken: M
         spec: the task.
         overtaken: by channel, the elements that a barrier has overtaken at its producer: on Spark all wait at the consumer.
     """
-    own = (*[()] * (len(spec.stages) - 1), snapshot.transactions)
-    parts = zip(spec.stages, snapshot.stages, own, strict=True)
+    parts = zip(spec.stages, snapshot.stages, strict=True)
     known = []
     for name, pinned in snapshot.channels.items():
         in_flight = tuple(map(_recorded_element, (*pinned.in_flight, *overtaken.get(name, ()))))
         known.append(replaced(pinned.snapshot, position=0, in_flight=in_flight))
     static = {shape.channels[n].edge: shape.channels[n].id.producer for n in spec.inputs if shape.channels[n].static}
     return TaskSnapshot(
-        stages={name_of(n): _recorded_part(shape.stages[n], state, transactions) for n, state, transactions in parts},
+        stages={
+            name_of(n): _recorded_part(shape.stages[n], state, snapshot if n == spec.stages[-1] else Snapshot())
+            for n, state in parts
+        },
         query=QuerySnapshot(0, _state_files(spec, shape), sources=()),
         channels=tuple(known),
         static=tuple(StaticTableSnapshot(source, (_segment(snapshot.tables[edge]),)) for edge, source in static.items()),
@@ -99,8 +102,14 @@ def _elements(channel: ChannelSnapshot) -> Iterator[Element]:
                 yield (uid, ts, key)
 
 
-def _recorded_part(spec: StageSpec, state: Any, transactions: tuple[Staged, ...]) -> StageInstanceSnapshot:
-    """One instance of a stage as shipped metadata."""
+def _recorded_part(spec: StageSpec, state: Any, sink: Snapshot) -> StageInstanceSnapshot:
+    """One instance of a stage as shipped metadata.
+
+    Args:
+        spec: the stage.
+        state: its state.
+        sink: what has the transactions of its sink.
+    """
     if spec.kind == "broadcast":
         states = [OperatorState(name, "broadcast", (_text(value),)) for name, value in state.items()]
     elif spec.kind in ("buffer", "union"):
@@ -108,13 +117,20 @@ def _recorded_part(spec: StageSpec, state: Any, transactions: tuple[Staged, ...]
         states = [OperatorState(name, kind, tuple(map(_text, items))) for name, items in state.items()]  # type: ignore[arg-type]
     else:
         states = []
-    names = tuple(msgspec.json.encode(transaction).decode() for transaction in transactions)
-    return StageInstanceSnapshot(tuple(states), names, state_plan=(spec.kind,) if spec.kind in KEYED else ())
+    names = tuple(msgspec.json.encode(transaction).decode() for transaction in sink.transactions)
+    plan = (spec.kind,) if spec.kind in KEYED else ()
+    last = None if sink.committed is None else LastCommit(msgspec.json.encode(sink.committed).decode(), "")
+    return StageInstanceSnapshot(tuple(states), names, state_plan=plan, committed=last)
 
 
 def transactions(texts: Collection[str]) -> tuple[Staged, ...]:
     """The transactions that shipped metadata holds."""
     return tuple([msgspec.json.decode(text, type=Staged) for text in texts])
+
+
+def last_commit(recorded: LastCommit | None) -> Commit | None:
+    """What a sink had committed last, from shipped metadata."""
+    return None if recorded is None else msgspec.json.decode(recorded.transaction, type=Commit)
 
 
 def with_instances(metadata: Metadata, before: Shape, after: Shape, variant: int, plan: RestorePlan) -> Metadata:
@@ -175,6 +191,7 @@ class _Rescaled:
             stages=tuple([self._state(spec, position, planned, same) for position in range(len(spec.stages))]),
             tables=self._tables(spec, planned),
             transactions=self._transactions(spec, planned),
+            committed=last_commit(planned.stages[name_of(spec.stages[-1])].committed),
             contents=same.contents if same is not None else (),
             files=same.files if same is not None else (),
             fused=planned.fused,

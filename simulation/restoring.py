@@ -17,11 +17,11 @@ from dagster_checkpoints.execution.attempt_plan import AttemptPlan, TaskPlan, pl
 from dagster_checkpoints.execution.restored_channels import first_elements
 from dagster_checkpoints.execution.start_point import NothingToRestoreError
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.sinks.ledger import Staged
 from dagster_checkpoints.state import (
     CheckpointMetadata,
     ClaimMode,
     RestorePlan,
+    SettledInstance,
     StageMetadata,
     decode,
     encode,
@@ -37,7 +37,7 @@ from dagster_checkpoints.state.rescaled_instances import with_known_instances
 from simulation.channels import Channel, Ghost, Snapshot, total
 from simulation.divisions import in_parts, keeps_layout
 from simulation.fused_task import FusedTask
-from simulation.rescalings import recorded_task, transactions, with_instances
+from simulation.rescalings import last_commit, recorded_task, transactions, with_instances
 from simulation.shapes import Shape, StageSpec, TaskSpec, number_of, with_instances_of
 from simulation.sinks import TaskSink
 from simulation.storage import Metadata, Store
@@ -231,9 +231,10 @@ def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Chan
         mine = states[id]
     task = (FusedTask if planned.fused else Task)(process, number, channels, mine, planned)
     if tail.sink:
-        texts = planned.transactions
-        pending = None if texts is None else transactions(texts)
-        task.sink = _sink(process, spec.stages[-1], id.index, tail.instances, pending, planned.take_back_after)
+        texts, system = planned.transactions, process.world.sinks[spec.stages[-1]]
+        pending, committed = None if texts is None else transactions(texts), last_commit(planned.committed)
+        scope = system.new_attempt(process.job_id, id.index, tail.instances, process.epoch, committed=committed)
+        task.sink = TaskSink(system, scope, pending, planned.take_back_after)
     if mine is not None:
         task.restore(mine, [[s and s.stages[n] for s in siblings] for n in range(len(spec.stages))])
     elif head.is_source and not head.enumerated and not planned.fused:
@@ -247,17 +248,10 @@ def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Chan
 
 def settled_sinks(process: Process, plan: AttemptPlan) -> list[TaskSink]:
     """The sinks that show exactly the rows of the restored checkpoint before tasks start."""
-    return [
-        _sink(
-            process, number_of(of.stage), of.index, of.parallelism, transactions(of.snapshot.transactions), plan.take_back_after
-        )
-        for instances in plan.settled.values()
-        for of in instances
-    ]
+    return [_settled(process, of, plan) for instances in plan.settled.values() for of in instances]
 
 
-def _sink(
-    process: Process, stage: int, index: int, parallelism: int, pending: Sequence[Staged] | None, take_back_after: int | None
-) -> TaskSink:
-    system = process.world.sinks[stage]
-    return TaskSink(system, system.new_attempt(process.job_id, index, parallelism, process.epoch), pending, take_back_after)
+def _settled(process: Process, of: SettledInstance, plan: AttemptPlan) -> TaskSink:
+    system, committed = process.world.sinks[number_of(of.stage)], last_commit(of.snapshot.committed)
+    scope = system.new_attempt(process.job_id, of.index, of.parallelism, process.epoch, committed=committed)
+    return TaskSink(system, scope, transactions(of.snapshot.transactions), plan.take_back_after)

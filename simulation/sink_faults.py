@@ -64,6 +64,12 @@ SINK_FAULTS = (
         "    for staged in transactions:\n",
         "    yield from self._discard_rest()\n    for staged in transactions:\n",
     ),
+    Fault(
+        "a table without the rows that were committed is taken for the instance's own",
+        SinkLife.check_owner,
+        "known is not None and not",
+        "False and not",
+    ),
     Fault("the transactions of earlier attempts are left", SinkLife._discard_rest, "if rest:", "if False:"),
     Fault("rows move before the change is recorded", SinkLife._change, 'yield Op("put_ledger", (begun,))', "pass"),
     Fault(

@@ -19,7 +19,7 @@ import msgspec
 from dagster_checkpoints.execution import state_changes
 from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, PipelineState
-from dagster_checkpoints.sinks.ledger import Ledger, Staged
+from dagster_checkpoints.sinks.ledger import Commit, Ledger, Staged
 from dagster_checkpoints.systems.errors import SinkCannotTakeBack
 from simulation.injection import Fault, injected
 from simulation.sinks import SinkSystem, TaskFailure, TaskSink
@@ -33,11 +33,12 @@ _KEYS = 4
 
 
 class Point(msgspec.Struct, frozen=True, eq=False):
-    """A completed checkpoint: its id, its job, its transactions, and the rows that a table with it has."""
+    """A completed checkpoint: its id and job, its transactions, what was committed last, and the rows of a table with it."""
 
     checkpoint: int
     job: int
     transactions: tuple[Staged, ...]
+    committed: Commit | None
     rows: tuple[int, ...]
     is_savepoint: bool
 
@@ -90,6 +91,7 @@ class History:
         paused: likewise, in the middle of opening their sink.
         written_by: by row, the job that has written it.
         positions: by row, the number of rows in front of it.
+        copies: backups of the table, the first one empty.
     """
 
     def __init__(self, seed: int) -> None:
@@ -102,6 +104,7 @@ class History:
         self.highest_id = 0
         self.job = 0
         self.epoch = 1
+        self.copies = [self.system.copy()]
         self.older: list[Run] = []
         self.paused: list[Generator[None]] = []
         self.counts = Counter[str]()
@@ -111,7 +114,8 @@ class History:
     def step(self) -> None:
         """Take a random step."""
         chance, run = self.chance, self.run
-        what = chance.choices(("checkpoint", "complete", "crash", "go back", "older acts", "new job"), (8, 8, 2, 2, 2, 0.6))[0]
+        kinds = ("checkpoint", "complete", "crash", "go back", "older acts", "new job", "copy", "older table")
+        what = chance.choices(kinds, (8, 8, 2, 2, 2, 0.6, 0.5, 1.5))[0]
         self.counts[what] += 1
         if what == "checkpoint":
             self._take(run)
@@ -125,6 +129,10 @@ class History:
             self._wakes_up(self.paused.pop())
         elif what == "older acts" and self.older:
             self._older_acts(chance.choice(self.older))
+        elif what == "copy":
+            self.copies = [*self.copies[:1], *self.copies[1:][-2:], self.system.copy()]
+        elif what == "older table":
+            self._exchange_table()
         elif what == "new job":
             self.run = self._begin(None if chance.random() < 0.7 else self._newest(), new_job=True)
 
@@ -136,7 +144,7 @@ class History:
         is_savepoint = self.chance.random() < 0.4
         with self._restarting():
             transactions = run.sink.pre_commit(number, is_savepoint)
-            run.taken.append(Point(number, run.job, transactions, tuple(run.rows), is_savepoint))
+            run.taken.append(Point(number, run.job, transactions, run.sink.committed, tuple(run.rows), is_savepoint))
         self._check()
 
     def _row(self, run: Run) -> int:
@@ -163,6 +171,44 @@ class History:
             if not run.taken:  # otherwise its sink may show more
                 self._check_shows(run, point)
         self._check()
+
+    def _exchange_table(self) -> None:
+        """An older copy of the table is put in its place, while the run lives or before a restore; then the table is put back.
+
+        Either the run or the restore is refused, or nothing is missing. It cannot be known of a table to which nothing was committed
+        on the way to the checkpoint, and if an earlier checkpoint was restored since the copy was made.
+        """
+        newest, chance = self.system.copy(), self.chance
+        self.system.put_back(chance.choice(self.copies))
+        self.system.is_copy = True
+        before, now = ((table.ledgers.get(0) or Ledger()).job(str(self.job)) for table in (self.system, newest))
+        went_on = (before.branches, before.shown) == (now.branches, now.shown)
+        own = [point for point in self._restorable() if point.job == self.job]
+        with suppress(TaskFailure):
+            if chance.random() < 0.5 and own:
+                run, point = self._restored_there(chance.choice(own))
+                is_known = point.committed is not None
+            else:
+                is_known = self.run.sink.committed is not None
+                run, number = self.run, max(self.run.last_id, self.highest_id) + 1
+                run.rows.append(self._row(run))
+                staged = run.sink.pre_commit(number)
+                run.sink.commit_up_to(None)
+                point = Point(number, run.job, staged, None, tuple(run.rows), False)
+            if is_known and went_on:
+                self._check_shows(run, point)
+                self.counts["nothing was missing"] += 1
+        self.system.put_back(newest)
+        self.system.is_copy = False
+        self.run = self._restored(self._newest())
+
+    def _restored_there(self, point: Point) -> tuple[Run, Point]:
+        after = point.checkpoint if self.state.highest_checkpoint_id > point.checkpoint else None
+        scope = self.system.new_attempt(self.job, 0, 1, self.epoch + 1, self.state.highest_checkpoint_id, point.committed)
+        sink = TaskSink(self.system, scope, point.transactions, after)
+        for _ in sink.open():
+            pass
+        return Run(sink, self.job, point.rows), point
 
     def _older_acts(self, run: Run) -> None:
         """A run whose owner was replaced takes a checkpoint, or commits one that had completed: it changes nothing."""
@@ -231,7 +277,8 @@ class History:
                 self.epoch += 1
             texts = None if point is None else point.transactions
             after = point.checkpoint if point is not None and own and later else None
-            scope = self.system.new_attempt(self.job, 0, 1, self.epoch, self.state.highest_checkpoint_id)
+            committed = point.committed if point is not None else None
+            scope = self.system.new_attempt(self.job, 0, 1, self.epoch, self.state.highest_checkpoint_id, committed)
             sink = TaskSink(self.system, scope, texts, after, replace)
             run = Run(sink, self.job, point.rows if point is not None else ())
             if chance.random() < 0.15:

@@ -14,7 +14,7 @@ import msgspec
 from dagster_checkpoints.sinks.engine import LedgerChanged, Op, Plan, SinkLife, SinkScope, Steps
 from dagster_checkpoints.sinks.ledger import Commit, Ledger, Moves, SinkOwner, Staged, parse_name
 from dagster_checkpoints.sinks.transactions import PendingTransactions
-from dagster_checkpoints.systems.errors import SinkError
+from dagster_checkpoints.systems.errors import SinkError, SinkTransactionLost
 from simulation.violations import check
 
 Rows = tuple[int, ...]
@@ -44,6 +44,7 @@ class SinkSystem:
         attempts: number of instances that were ever opened.
         keys: the key of each row, if rows replace others.
         table: by key, the row that was published last.
+        is_copy: whether it is an older copy, which may lack transactions that a checkpoint holds.
     """
 
     def __init__(self, stage: int, stepped: bool, by_key: bool = False) -> None:
@@ -57,6 +58,7 @@ class SinkSystem:
         self.hidden: dict[Commit, Rows] = {}
         self.ledgers: dict[int, Ledger] = {}
         self.attempts = 0
+        self.is_copy = False
 
     def rows(self, lineage: Iterable[tuple[int, int | None]]) -> list[int]:
         """The visible rows of a lineage: (job, its last checkpoint that counts), None for all checkpoints."""
@@ -73,7 +75,15 @@ class SinkSystem:
         """Whether a transaction is neither staged nor committed."""
         return staged.name not in self.staged and staged.commit not in self.visible and staged.commit not in self.hidden
 
-    def new_attempt(self, job: int, index: int, parallelism: int, epoch: int, highest: int | None = None) -> SinkScope:
+    def new_attempt(
+        self,
+        job: int,
+        index: int,
+        parallelism: int,
+        epoch: int,
+        highest: int | None = None,
+        committed: Commit | None = None,
+    ) -> SinkScope:
         """What the next attempt of an instance is.
 
         Args:
@@ -82,9 +92,23 @@ class SinkSystem:
             parallelism: number of instances.
             epoch: the owner's epoch.
             highest: highest checkpoint id that storage has recorded; None if it is not known.
+            committed: what the instance had committed last in the restored checkpoint.
         """
         self.attempts += 1
-        return SinkScope("", str(self.stage), index, parallelism, str(job), SinkOwner(epoch), f"a{self.attempts}", highest)
+        owner, attempt = SinkOwner(epoch), f"a{self.attempts}"
+        own = committed if committed is not None and committed.job == str(job) else None
+        return SinkScope("", str(self.stage), index, parallelism, str(job), owner, attempt, highest, own)
+
+    def copy(self) -> SinkSystem:
+        """A backup, as of now."""
+        made = SinkSystem(self.stage, self.stepped, self.by_key)
+        made.put_back(self)
+        return made  # without the keys, which belong to the rows and not to the table
+
+    def put_back(self, backup: SinkSystem) -> None:
+        """Become what a backup holds."""
+        for name in ("table", "staged", "visible", "hidden", "ledgers"):
+            setattr(self, name, dict(getattr(backup, name)))
 
     def _branches(self, commit: Commit) -> Any:
         return self.ledgers[commit.index].job(commit.job).branches
@@ -171,6 +195,8 @@ class Target:
         index, rows = system.staged.pop(staged.name, (self.index, ()))
         seen = system.visible.get(commit, ())
         found = len(rows) + len(seen)
+        if system.is_copy and found != staged.rows:
+            raise SinkTransactionLost(f"{staged} is not there")
         check(found == staged.rows, "stage {}: {} has {} rows, {} were found", system.stage, staged, staged.rows, found)
         first, rest = self._halves(rows)
         system.visible[commit] = (*seen, *first)
@@ -206,6 +232,7 @@ class TaskSink:
         rows: the rows of the current transaction.
         pending: the transactions that are not committed.
         stop_after: the number of calls of the target after which the task fails, in the middle of a move if it is one.
+        committed: what it has committed last; None if nothing is known of that.
         behind_all: the id of a commit without a checkpoint, at the end of a task where none are taken after tasks have finished.
     """
 
@@ -221,6 +248,7 @@ class TaskSink:
         self.instance = scope.index
         self.rows: list[int] = []
         self.pending = PendingTransactions[Staged]()
+        self.committed = scope.committed
         self._transactions = transactions
         self._take_back_after = take_back_after
         self._replace = replace
@@ -242,6 +270,8 @@ class TaskSink:
             if rows is not None and not (yield from self._performed(life.is_committed(staged))):
                 self._target.stage(staged.name, tuple(rows))
         yield from self._performed(life.recover(self._transactions, self._take_back_after))
+        if self._transactions:
+            self.committed = self._transactions[-1].commit
 
     def settle(self, next_checkpoint_id: int) -> Generator[None]:
         """Show exactly the rows of the restored checkpoint: the instance does not run."""
@@ -266,6 +296,7 @@ class TaskSink:
         while (transaction := self.pending.first_up_to(checkpoint_id)) is not None:
             self._at_once(self._life.commit(transaction))
             self.pending.committed()
+            self.committed = transaction.commit
 
     @property
     def newer_staged(self) -> bool:

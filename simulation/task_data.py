@@ -341,6 +341,7 @@ class TaskData:
             stages=tuple([op.snapshot() for op in self.operators]),
             tables={edge: frozenset(rows) for edge, rows in self.tables.items()},
             transactions=transactions,
+            committed=None if sink is None else sink.committed,
             contents=() if after_finish else self.contents,
             fused=action.inputs.fused,
             splits=action.inputs.splits,

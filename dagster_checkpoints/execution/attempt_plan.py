@@ -31,6 +31,7 @@ from dagster_checkpoints.pipeline import (
 from dagster_checkpoints.state import (
     CheckpointMetadata,
     KeyedStateShare,
+    LastCommit,
     RestorePlan,
     SettledInstance,
     StageInstanceSnapshot,
@@ -71,8 +72,18 @@ class TaskPlan(msgspec.Struct, frozen=True):
         """The transactions that its sink commits before it starts; None at a new start."""
         if self.snapshot is None:
             return None
-        tail = self.snapshot.stages.get(self.chain.stages[-1])
+        tail = self._tail
         return tail.transactions if tail is not None else ()
+
+    @property
+    def committed(self) -> LastCommit | None:
+        """What its sink had committed last in the restored checkpoint; None if nothing is known of that."""
+        tail = self._tail
+        return tail.committed if tail is not None else None
+
+    @property
+    def _tail(self) -> StageInstanceSnapshot | None:
+        return self.snapshot.stages.get(self.chain.stages[-1]) if self.snapshot is not None else None
 
 
 class AttemptPlan(msgspec.Struct, frozen=True):

@@ -60,6 +60,9 @@ class SinkContext:
         highest_checkpoint_id: highest id that the checkpoint storage has recorded when this execution begins, over all jobs; None
             if it is not known. If this job has committed a later one, the storage is an older copy than the sink's target: a
             sink should refuse to open, since the job will use the ids of these commits again.
+        committed: the transaction that this sink, at this location, had committed last when the restored checkpoint was taken;
+            None if it had committed none, or that is not known. If the target does not know it, the target was emptied, or is an
+            older copy than the checkpoint: a sink should refuse to open, since rows are missing that no run writes again.
     """
 
     pipeline: str
@@ -72,6 +75,7 @@ class SinkContext:
     history: str = ""
     epoch: int = 0
     highest_checkpoint_id: int | None = None
+    committed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from dagster_checkpoints.systems.errors import (
     SinkAheadOfStorage,
     SinkCannotTakeBack,
     SinkFenced,
+    SinkTargetChanged,
     SinkTransactionConflict,
     SinkUnavailable,
 )
@@ -94,6 +95,8 @@ class SinkScope(msgspec.Struct, frozen=True):
         owner: the run that owns the pipeline.
         attempt: token of this execution of the instance; letters, digits, ``_``, ``-`` and ``.``.
         highest: highest checkpoint id that storage has recorded when this execution begins; None if it is not known.
+        committed: what the instance had committed last in the restored checkpoint, if this job has committed it; None if nothing
+            is known of that.
     """
 
     pipeline: str
@@ -104,6 +107,7 @@ class SinkScope(msgspec.Struct, frozen=True):
     owner: SinkOwner
     attempt: str
     highest: int | None = None
+    committed: Commit | None = None
 
 
 class SinkLife:
@@ -124,6 +128,11 @@ class SinkLife:
         self._number = 0
         self._highest = scope.highest
         """As that of the scope; None once the instance is open, since it may commit later checkpoints itself."""
+        self._committed = scope.committed
+        """What the ledger names in any case."""
+        self._is_recorded = False
+        """Whether the ledger of a stepped target has named the instance's owner. What an atomic one says is perhaps not recorded
+        yet: its table may be created later, by another instance."""
         self.origin: int | None = None
         """The checkpoint that the job continues from, until its next checkpoint; 0: its beginning."""
 
@@ -140,6 +149,7 @@ class SinkLife:
         Raises:
             SinkFenced: a newer owner has opened the instance.
             SinkAheadOfStorage: the job has committed a checkpoint that storage does not know.
+            SinkTargetChanged: the ledger does not name what the restored checkpoint knows as committed.
         """
         yield from self._change(self._plan_fence)
         self._highest = None
@@ -214,6 +224,7 @@ class SinkLife:
         """
         found: Sequence[Commit] = yield Op("committed", (self._scope.job,))
         ledger: Ledger = yield Op("read_ledger")
+        self.check_owner(ledger)
         job = ledger.job(self._scope.job)
         return None if any(job.is_committed(c.checkpoint) and job.sees(c.checkpoint) for c in found) else 0
 
@@ -271,7 +282,9 @@ class SinkLife:
                 return None
             return self._changed(ledger, commit.job, job.showing_also(commit.checkpoint), Moves(show=(commit,)))
 
-        return (yield from self._change(plan))
+        version = yield from self._change(plan)
+        self._committed = staged.commit
+        return version
 
     def abort(self, staged: Staged) -> Steps[None]:
         """Discard a transaction, unless it is committed."""
@@ -374,6 +387,7 @@ class SinkLife:
         return self._scope.owner if self._scope.owner.epoch else ledger.owner
 
     def check_owner(self, ledger: Ledger) -> None:
+        """Refuse to act behind a newer owner, or on another target than the one that the instance has opened and written to."""
         if self._scope.owner.is_replaced_by(ledger.owner):
             raise SinkFenced(
                 f"{self._sink}: expected no newer run than this one (epoch {self._scope.owner.epoch}) to write to this sink, "
@@ -381,6 +395,25 @@ class SinkLife:
                 "taken the pipeline over while this run was suspended or cut off; or the checkpoint storage is an older copy "
                 "than the sink. This run stops and changes nothing"
             )
+        known = self._committed
+        if known is not None and not ledger.job(known.job).is_committed(known.checkpoint):
+            newest = max(ledger.job(known.job).newest.values(), default=None)
+            found = "none of that job" if newest is None else f"none after checkpoint {newest}"
+            raise self._other_target(f"the rows of job {known.job} up to checkpoint {known.checkpoint} are committed", found)
+        if ledger.owner == self._scope.owner:
+            self._is_recorded = self._stepped
+        elif self._is_recorded:
+            found = f"a run of epoch {ledger.owner.epoch}" if ledger.owner.epoch else "no run"
+            raise self._other_target(f"the run of epoch {self._scope.owner.epoch}, this one, writes there", found)
+
+    def _other_target(self, expected: str, found: str) -> SinkTargetChanged:
+        return SinkTargetChanged(
+            f"{self._sink}: expected recorded for instance {self._scope.index} that {expected}, found {found}. The sink's place "
+            "is empty, or an older copy: was it moved, deleted, unmounted, emptied, dropped and created again, or restored from "
+            "a backup? Rows that were committed are missing there, and no run writes them again. No rows were changed. Put back "
+            "what was there; or restore a checkpoint or savepoint that is not newer than what is there; or begin a new job "
+            "(restore_from: none)"
+        )
 
     def _check_not_ahead(self, ledger: Ledger) -> None:
         """Refuse a storage that is older than the ledger: the job would use ids of commits again, and lose their rows."""

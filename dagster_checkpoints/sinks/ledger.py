@@ -285,6 +285,23 @@ def decode_texts(texts: Sequence[str], kind: str, place: str, index: int, sink: 
     return [_decoded(text, kind, place, index, sink) for text in texts]
 
 
+def commit_in(text: str, kind: str, index: int, job: str) -> Commit | None:
+    """The commit of a text, if it is one of this kind of sink, this instance and this job.
+
+    Args:
+        text: a text of any sink.
+        kind: the kind of the sink.
+        index: the instance's index.
+        job: the job's name.
+    """
+    try:
+        decoded = _TEXTS.decode(text)
+    except msgspec.DecodeError:
+        return None
+    commit = decoded.staged.commit
+    return commit if (decoded.sink, commit.index, commit.job) == (kind, index, job) else None
+
+
 def _decoded(text: str, kind: str, place: str, index: int, sink: str) -> Staged:
     try:
         decoded = _TEXTS.decode(text)

@@ -13,10 +13,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
+from msgspec.structs import replace
+
 from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.sinks.base import AtNewStart, SinkCommit, SinkContext, TwoPhaseCommitSink
 from dagster_checkpoints.sinks.engine import SinkLife, SinkScope, drive
-from dagster_checkpoints.sinks.ledger import Commit, SinkOwner, Staged, decode_texts, encode_text
+from dagster_checkpoints.sinks.ledger import Commit, SinkOwner, Staged, commit_in, decode_texts, encode_text
 from dagster_checkpoints.sinks.target import Batch, SinkTarget, SteppedTarget
 from dagster_checkpoints.systems.errors import InvalidSinkPath, SinkHoldsEarlierRows, SinkNotOpen, SinkPathInUse, few
 
@@ -132,10 +134,13 @@ class TargetSink(TwoPhaseCommitSink):
             SinkPathInUse: the target belongs to another stage or pipeline.
             SinkFenced: a newer run of the pipeline writes to it.
             SinkAheadOfStorage: the checkpoint storage is an older copy than the target.
+            SinkTargetChanged: the target is an older copy than the restored checkpoint, or empty.
             SinkUnavailable: the target does not answer.
         """
         self.close()
         target, scope = self.new_target(), scope_of(context)
+        if context.committed is not None:
+            scope = replace(scope, committed=commit_in(context.committed, self.kind, scope.index, scope.job))
         life = SinkLife(scope, str(self), stepped=isinstance(target, SteppedTarget), by_key=self.replaces_by_key)
         try:
             target.open(scope, life.check_owner)

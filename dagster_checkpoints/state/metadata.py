@@ -182,6 +182,18 @@ _OUTPUT_MODE = "output mode "
 """How the text in a stage's `state_plan` begins that is not an operator."""
 
 
+class LastCommit(_Struct, frozen=True):
+    """What the sink of an instance had committed last when the snapshot was taken.
+
+    Attributes:
+        transaction: the transaction; only the sink reads it.
+        location: the sink's place; empty if the sink does not know it.
+    """
+
+    transaction: str
+    location: str
+
+
 class StageInstanceSnapshot(_Struct, frozen=True):
     """One instance of one stage.
 
@@ -196,6 +208,7 @@ class StageInstanceSnapshot(_Struct, frozen=True):
         late_rows: number of rows dropped as late so far, for reporting.
         planned: the stage's stateful operators as Spark has planned them, from the highest number of an operator to the lowest,
             for comparison. Empty for a stage without state; None in a checkpoint of a release that did not record them.
+        committed: what its sink had committed last; None if it had committed nothing.
     """
 
     operator_states: tuple[OperatorState, ...] = ()
@@ -205,6 +218,7 @@ class StageInstanceSnapshot(_Struct, frozen=True):
     state_plan: tuple[str, ...] | None = None
     late_rows: int = 0
     planned: tuple[PlannedOperator, ...] | None = None
+    committed: LastCommit | None = None
 
     @property
     def operators(self) -> tuple[str, ...]:

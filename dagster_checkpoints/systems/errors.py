@@ -79,7 +79,7 @@ class SinkRowsRefused(SinkError):
 
 
 class SinkTargetChanged(SinkError):
-    """The sink's table was dropped or changed while the job ran."""
+    """The sink's table or place was dropped, emptied or exchanged since the job has written to it, or changed while it ran."""
 
 
 class SinkCannotTakeBack(SinkError):

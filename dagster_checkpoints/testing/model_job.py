@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 from uuid import uuid4
@@ -32,6 +32,7 @@ class ModelCheckpoint(msgspec.Struct, frozen=True):
         transactions: by instance, the transactions that it holds.
         files: by instance, by position of the transaction and by name, the path of each stored file; empty for a checkpoint.
         finished: whether the instances had reached the end of their data.
+        committed: by instance, the transaction that it had committed last; None if that is not known.
     """
 
     id: int
@@ -39,6 +40,7 @@ class ModelCheckpoint(msgspec.Struct, frozen=True):
     transactions: tuple[tuple[str, ...], ...]
     files: tuple[dict[int, dict[str, str]], ...] = ()
     finished: bool = False
+    committed: tuple[str | None, ...] = ()
 
     @property
     def visible(self) -> list[int]:
@@ -100,7 +102,10 @@ class ModelJob:
         self._batch = 0
         for index in range(self.instances):
             sink = self.watch(self.sink.new_instance())
-            task = TaskSink(sink, self.context(index, epoch, job_id), unused, unused, self.folder / "scratch")  # type: ignore[arg-type]
+            context = self.context(index, epoch, job_id)
+            if restored is not None and restored.committed and own:
+                context = replace(context, committed=restored.committed[index])
+            task = TaskSink(sink, context, unused, unused, self.folder / "scratch")  # type: ignore[arg-type]
             self.sinks.append(task)
             self._written.append(sink)
             if restored is None:
@@ -140,7 +145,9 @@ class ModelJob:
             if savepoint:
                 pinned = sink.pin_transactions(self.folder / f"savepoint-{checkpoint_id}-{uuid4().hex}" / str(index))
                 files.append({at: {name: str(file) for name, file in named.items()} for at, named in pinned.items()})
-        return ModelCheckpoint(checkpoint_id, tuple(self._rows), tuple(transactions), tuple(files), finished)
+        last = tuple(sink.committed for sink in self.sinks)
+        committed = tuple(None if each is None else each.transaction for each in last)
+        return ModelCheckpoint(checkpoint_id, tuple(self._rows), tuple(transactions), tuple(files), finished, committed)
 
     def commit(self, checkpoint_id: int) -> list[SinkCommit]:
         """The checkpoint is complete: commit it in every instance."""

@@ -15,6 +15,7 @@ from dagster_checkpoints.sinks import (
     SinkContext,
     SinkFenced,
     SinkNotOpen,
+    SinkTargetChanged,
     SinkTransactionLost,
     UnreadableSinkTransaction,
 )
@@ -81,6 +82,29 @@ class TargetConformance(SinkConformance):
         assert self._rows(tmp_path) == third.visible
         job.commit(4)
         assert self._rows(tmp_path) == waiting.visible
+
+    def test_a_target_without_the_rows_that_the_checkpoint_knows_as_committed_is_refused(self, tmp_path: Path) -> None:
+        """It is empty, or an older copy: the missing rows would not be written again."""
+        job, elsewhere = self._job(tmp_path, instances=2), tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        job.start()
+        job.write(2)
+        first = job.checkpoint(1)
+        job.write(1)
+        second = job.checkpoint(2)
+        assert first.committed == (None, None) and second.committed == (first.transactions[0][0], None)
+        job.close()
+        other = self._job(elsewhere, instances=2)
+        with pytest.raises(SinkTargetChanged, match=r"instance 0 .*job 1.history up to checkpoint 1 are committed, found none of"):
+            other.start(second, epoch=2)
+        assert self._rows(elsewhere) == []
+        other.start(epoch=3, job_id=2)
+        other.close()
+        with pytest.raises(SinkTargetChanged, match="found none of that job"):
+            other.start(second, epoch=4)
+        job.start(second, epoch=5)
+        assert self._rows(tmp_path) == second.visible
+        job.close()
 
     def test_epochs_and_jobs_of_another_storage_are_others(self, tmp_path: Path) -> None:
         job = self._job(tmp_path)

@@ -34,6 +34,7 @@ from dagster_checkpoints.systems.errors import (
     SinkCannotTakeBack,
     SinkFenced,
     SinkPathInUse,
+    SinkTargetChanged,
     SinkTransactionConflict,
     SinkUnavailable,
     UnreadableSinkTransaction,
@@ -101,6 +102,51 @@ def test_an_older_owner_is_refused_in_every_call_and_changes_nothing(system: Sin
             drive(steps, target)
             raise AssertionError(what)
     assert (dict(system.visible), dict(system.staged), dict(system.ledgers)) == before
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+def test_a_place_that_is_emptied_is_noticed_at_the_next_step_and_at_the_next_start(stepped: bool) -> None:
+    system = SinkSystem(0, stepped)
+    life, target = SinkLife(SCOPE, "ASink(x)", stepped=stepped, by_key=False), Target(system, 1, "4.h1")
+    drive(life.new_start(replace=False), target)
+    opened = system.copy()
+    target.stage(T1.name, (1, 2))
+    drive(life.commit(T1), target)
+    full = system.copy()
+    t2 = Staged("e3.h1-abc-000001", Commit("4.h1", 1, 8), 1)
+
+    def acts() -> list[Steps[Any]]:
+        return [life.commit(t2), life.abort(t2), life.recover([], 7), life.new_start(replace=True)]
+
+    for lost, found in ((SinkSystem(0, stepped), "none of that job"), (opened, "none of that job")):
+        system.put_back(lost)
+        for act in acts():
+            expected = rf"ASink\(x\): expected recorded for instance 1 that .*4.h1 up to checkpoint 7 are committed, found {found}"
+            with pytest.raises(SinkTargetChanged, match=expected):
+                drive(act, target)
+        assert (system.visible, system.ledgers) == (lost.visible, lost.ledgers), "nothing is changed"
+    # An attempt after that knows from its checkpoint what was committed.
+    system.put_back(SinkSystem(0, stepped))
+    after = msgspec.structs.replace(SCOPE, committed=T1.commit, attempt="def")
+    with pytest.raises(SinkTargetChanged, match="checkpoint 7 are committed"):
+        drive(SinkLife(after, "ASink(x)", stepped=stepped, by_key=False).open(), target)
+    assert system.ledgers == {}
+    system.put_back(full)
+    drive(SinkLife(after, "ASink(x)", stepped=stepped, by_key=False).recover([], 7), target)
+    assert system.visible == full.visible
+
+
+@pytest.mark.parametrize("owner", [SinkOwner(), SinkOwner(2, "h1"), SinkOwner(9, "h2")])
+def test_a_folder_without_the_owner_that_has_opened_it_is_another_one(owner: SinkOwner) -> None:
+    system = SinkSystem(0, stepped=True)
+    life, target = SinkLife(SCOPE, "ASink(x)", stepped=system.stepped, by_key=False), Target(system, 1, "4.h1")
+    drive(life.new_start(replace=False), target)
+    target.stage(T1.name, (1, 2))
+    system.ledgers[1] = Ledger(owner)
+    found = f"a run of epoch {owner.epoch}" if owner.epoch else "no run"
+    with pytest.raises(SinkTargetChanged, match=f"the run of epoch 3, this one, writes there, found {found}"):
+        drive(life.commit(T1), target)
+    assert system.visible == {} and system.ledgers == {1: Ledger(owner)}
 
 
 def test_an_owner_of_another_history_and_one_without_an_epoch_take_over(system: SinkSystem) -> None:

@@ -51,7 +51,7 @@ from dagster_checkpoints.spark.tasks.split_task import SplitTask
 from dagster_checkpoints.spark.tasks.task import Task
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 from dagster_checkpoints.spark.tasks.task_sink import TaskSink
-from dagster_checkpoints.state import RestoreError, rows_of_finished
+from dagster_checkpoints.state import LastCommit, RestoreError, rows_of_finished
 from dagster_checkpoints.storage import CheckpointStorage
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ class _Attempt:
             key, streams = self.plans.routed_key(chain, index, plan, planned.share.key), len(described.sources)
             query = self._rescaled_state.place(chain, task, key, folder, streams)
             planned = replace(planned, snapshot=replace(snapshot, query=query))
-        sink = self._sink(chain, index)
+        sink = self._sink(chain, index, planned.committed)
         output = TaskOutput(
             folder.work / "segments",
             self.wiring.outputs(task),
@@ -353,9 +353,9 @@ class _Attempt:
     def _folder(self, task: TaskId) -> WorkFolder:
         return self.settings.folder / "tasks" / f"{task.vertex}.{task.index}"
 
-    def _sink(self, chain: Chain, index: int) -> TaskSink | None:
-        stage = self.pipeline.stage(chain.stages[-1])
-        return self.sinks.of_instance(stage, index, self._schema(stage.name), self._folder(TaskId(chain.name, index)))
+    def _sink(self, chain: Chain, index: int, committed: LastCommit | None) -> TaskSink | None:
+        stage, folder = self.pipeline.stage(chain.stages[-1]), self._folder(TaskId(chain.name, index))
+        return self.sinks.of_instance(stage, index, self._schema(stage.name), folder, committed)
 
     def _settle(self, chain: Chain) -> None:
         for instance in self.plan.settled.get(chain.name, ()):

@@ -16,7 +16,7 @@ from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 from dagster_checkpoints.spark.tasks.commit_checks import CommitChecks
 from dagster_checkpoints.spark.tasks.held_rows import HeldRows
 from dagster_checkpoints.spark.tasks.task_sink import TaskSink, sink_context
-from dagster_checkpoints.state import SettledInstance
+from dagster_checkpoints.state import LastCommit, SettledInstance
 from dagster_checkpoints.storage import Ownership
 
 if TYPE_CHECKING:
@@ -55,7 +55,9 @@ class TaskSinks:
         self._ownership = ownership
         self._settings = settings
 
-    def of_instance(self, stage: Stage, index: int, schema: StructType, folder: WorkFolder) -> TaskSink | None:
+    def of_instance(
+        self, stage: Stage, index: int, schema: StructType, folder: WorkFolder, committed: LastCommit | None = None
+    ) -> TaskSink | None:
         """The sink of an instance of a stage, not opened; None if the stage has none.
 
         Args:
@@ -63,10 +65,11 @@ class TaskSinks:
             index: The index of the instance.
             schema: The schema of the stage's rows.
             folder: The task's directory.
+            committed: What it had committed last in the restored checkpoint; None if nothing is known of that.
         """
         if stage.sink is None:
             return None
-        context = self._context(stage, index)
+        context = self._context(stage, index, committed)
         read = partial(table_dataframe, self._spark, schema)
         checks = held = None
         if stage.checks or stage.quarantine is not None or self._settings.options.sample_rows:
@@ -86,7 +89,7 @@ class TaskSinks:
         stage = self._pipeline.stage(instance.stage)
         assert stage.sink is not None
         context = replace(
-            self._context(stage, 0),
+            self._context(stage, 0, instance.snapshot.committed),
             instance=instance.name,
             index=instance.index,
             parallelism=instance.parallelism,
@@ -94,6 +97,6 @@ class TaskSinks:
         )
         return TaskSink(stage.sink.new_instance(), context, self._spark, schema, folder.scratch / "sink")
 
-    def _context(self, stage: Stage, index: int) -> SinkContext:
+    def _context(self, stage: Stage, index: int, committed: LastCommit | None) -> SinkContext:
         attempt = self._settings.token_of_instance(index)
-        return sink_context(self._pipeline, stage, index, self._ownership, self._settings.job_id, attempt)
+        return sink_context(self._pipeline, stage, index, self._ownership, self._settings.job_id, attempt, committed)

@@ -113,10 +113,11 @@ class OperatorChain:
         for instance in self._parts.instances:
             with self._errors.running(instance):
                 instance.stage.snapshot_state(checkpoint_id)
-            is_tail = instance is self._tail
+            sink = self._parts.sink if instance is self._tail else None
             stages[instance.stage.name] = StageInstanceSnapshot(
                 operator_states=instance.state.snapshot(),
-                transactions=self._parts.sink.pre_commit(checkpoint_id) if is_tail and self._parts.sink else (),
+                transactions=sink.pre_commit(checkpoint_id) if sink is not None else (),
+                committed=sink.committed if sink is not None else None,
                 rows_out=rows_out[instance.stage.name],
                 state_plan=described.operators[instance.stage.name] if described is not None else None,
                 late_rows=late_rows.of(instance.stage.name),

@@ -20,6 +20,7 @@ from dagster_checkpoints.spark.files.work_path import local_copies
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 from dagster_checkpoints.spark.tasks.commit_checks import CheckedRows, CommitChecks
 from dagster_checkpoints.spark.tasks.held_rows import HeldRows
+from dagster_checkpoints.state import LastCommit
 from dagster_checkpoints.storage import Ownership
 
 if TYPE_CHECKING:
@@ -30,7 +31,13 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
 def sink_context(
-    pipeline: Pipeline, stage: Stage, index: int, ownership: Ownership | None, job_id: int, attempt: str
+    pipeline: Pipeline,
+    stage: Stage,
+    index: int,
+    ownership: Ownership | None,
+    job_id: int,
+    attempt: str,
+    committed: LastCommit | None = None,
 ) -> SinkContext:
     """The description of the instance that a sink serves.
 
@@ -41,7 +48,9 @@ def sink_context(
         ownership: The run's ownership of the pipeline; None if there are no owners.
         job_id: The job's id; the job need not have begun.
         attempt: The unique token of this execution of the instance; empty before the first attempt.
+        committed: What the stage's sink had committed last in the restored checkpoint, perhaps at another place.
     """
+    assert stage.sink is not None
     return SinkContext(
         pipeline=pipeline.name,
         stage=stage.uid,
@@ -53,6 +62,7 @@ def sink_context(
         history=ownership.history if ownership else "",
         epoch=ownership.epoch if ownership else 0,
         highest_checkpoint_id=ownership.highest_checkpoint_id if ownership else None,
+        committed=committed.transaction if committed is not None and committed.location == (stage.sink.location or "") else None,
     )
 
 
@@ -112,6 +122,7 @@ class TaskSink:
         self._held = held
         self._finish_due = False
         self._pending = PendingTransactions[str]()
+        self._committed = context.committed
         self._turn = threading.Lock()
         """Held by `write`, in a thread of Spark's, and by `commit_up_to`: the sink's methods are called one after another."""
 
@@ -138,6 +149,7 @@ class TaskSink:
             for position, files in sorted((restored_files or {}).items()):
                 self._sink.restore_transaction(transactions[position], files)
             self._sink.recover(transactions, restored=take_back_after)
+            self._committed = transactions[-1] if transactions else self._committed
 
     def settle(
         self,
@@ -242,6 +254,11 @@ class TaskSink:
             pinned[position] = {name: target / name for name in files}
         return pinned
 
+    @property
+    def committed(self) -> LastCommit | None:
+        """What the sink has committed last; None if it has committed nothing."""
+        return None if self._committed is None else LastCommit(self._committed, self._sink.location or "")
+
     def commit_up_to(self, checkpoint_id: int) -> list[SinkCommit]:
         """Commit the transactions of a completed checkpoint and of all earlier checkpoints.
 
@@ -252,6 +269,7 @@ class TaskSink:
         while (transaction := self._pending.first_up_to(checkpoint_id)) is not None:
             with self._turn, reaching_sink(self._sink):
                 commits.append(self._sink.commit(transaction) or SinkCommit())
+            self._committed = transaction
             self._pending.committed()
         return commits
 
