@@ -175,8 +175,8 @@ class History:
     def _exchange_table(self) -> None:
         """An older copy of the table is put in its place, while the run lives or before a restore; then the table is put back.
 
-        Either the run or the restore is refused, or nothing is missing. It cannot be known of a table to which nothing was committed
-        on the way to the checkpoint, and if an earlier checkpoint was restored since the copy was made.
+        Either the run or the restore is refused, or nothing is missing. It cannot be known of a table to which nothing was
+        committed on the way to the checkpoint, and if an earlier checkpoint was restored since the copy was made.
         """
         newest, chance = self.system.copy(), self.chance
         self.system.put_back(chance.choice(self.copies))

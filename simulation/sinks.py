@@ -281,7 +281,7 @@ class TaskSink:
 
     def pre_commit(self, checkpoint_id: int, with_rows: bool = False) -> tuple[Staged, ...]:
         """Close the current transaction. Returns all transactions that are not committed yet, `with_rows` for a savepoint."""
-        self._at_once(self._life.begin(checkpoint_id))
+        self._at_once(self._life.begin(checkpoint_id, with_rows=bool(self.rows)))
         if self.rows:
             name = self._life.next_name()
             self._target.stage(name, tuple(self.rows))

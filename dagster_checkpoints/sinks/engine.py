@@ -244,8 +244,17 @@ class SinkLife:
 
     # Transactions
 
-    def begin(self, checkpoint_id: int) -> Steps[None]:
-        """Before a transaction is sealed for a checkpoint: record the first one after a restore."""
+    def begin(self, checkpoint_id: int, *, with_rows: bool = False) -> Steps[None]:
+        """Before a transaction is sealed for a checkpoint: record the first one after a restore.
+
+        Args:
+            checkpoint_id: the checkpoint.
+            with_rows: whether there are rows. They may have been staged at another place than the instance has opened: then no
+                checkpoint must name them.
+
+        Raises:
+            SinkFenced, SinkTargetChanged: the checkpoint fails.
+        """
         origin = self.origin
         if origin is not None and checkpoint_id > origin:
 
@@ -257,6 +266,8 @@ class SinkLife:
 
             yield from self._change(plan)
             self.origin = None
+        elif with_rows and self._stepped:
+            self.check_owner((yield Op("read_ledger")))
 
     def commit(self, staged: Staged) -> Steps[str | None]:
         """Make a transaction's rows visible, unless they are.

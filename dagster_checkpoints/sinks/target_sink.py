@@ -170,7 +170,7 @@ class TargetSink(TwoPhaseCommitSink):
 
     def pre_commit(self, checkpoint_id: int) -> str | None:
         one = self._opened()
-        drive(one.life.begin(checkpoint_id), one.target)
+        drive(one.life.begin(checkpoint_id, with_rows=one.current is not None), one.target)
         name, one.current = one.current, None
         commit = Commit(one.scope.job, one.scope.index, checkpoint_id)
         sealed = None if name is None else one.target.seal(name, commit)

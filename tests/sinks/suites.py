@@ -95,7 +95,7 @@ class TargetConformance(SinkConformance):
         assert first.committed == (None, None) and second.committed == (first.transactions[0][0], None)
         job.close()
         other = self._job(elsewhere, instances=2)
-        with pytest.raises(SinkTargetChanged, match=r"instance 0 .*job 1.history up to checkpoint 1 are committed, found none of"):
+        with pytest.raises(SinkTargetChanged, match=r"instance 0 .*job 1.history up to checkpoint 1 are committed, found none"):
             other.start(second, epoch=2)
         assert self._rows(elsewhere) == []
         other.start(epoch=3, job_id=2)

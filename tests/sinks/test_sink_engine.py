@@ -121,7 +121,9 @@ def test_a_place_that_is_emptied_is_noticed_at_the_next_step_and_at_the_next_sta
     for lost, found in ((SinkSystem(0, stepped), "none of that job"), (opened, "none of that job")):
         system.put_back(lost)
         for act in acts():
-            expected = rf"ASink\(x\): expected recorded for instance 1 that .*4.h1 up to checkpoint 7 are committed, found {found}"
+            expected = (
+                rf"ASink\(x\): expected recorded for instance 1 that .*4.h1 up to checkpoint 7 are committed, found {found}"
+            )
             with pytest.raises(SinkTargetChanged, match=expected):
                 drive(act, target)
         assert (system.visible, system.ledgers) == (lost.visible, lost.ledgers), "nothing is changed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from typing import Any
 
@@ -191,6 +192,40 @@ def test_a_cleaned_work_directory_fails_the_attempt_and_loses_nothing(lab: Any) 
     job.drain()
     job.finished()
     lab.check(lab.table("live", ROWS), "held")
+
+
+def test_a_sink_whose_place_vanishes_while_a_run_lives_or_between_two_commits_nothing_elsewhere(lab: Any) -> None:
+    @unbounded_source(sink=lab.sink("kept"))
+    def live(context):
+        return lab.stream("live", ROWS)
+
+    pipeline = Pipeline("moved", [live])
+    place, away = lab.folder / "kept", lab.folder / "away"
+
+    job = lab.start(pipeline, restart=FixedDelayRestart(1, 0.1))
+    lab.put("live", ROWS, [("a", lab.at(v), v) for v in range(10)])
+    job.wait_until(lambda: lab.count("kept") == 10)
+    take_checkpoint(job)  # it names what the one before has committed
+    place.rename(away)
+    lab.put("live", ROWS, [("a", lab.at(v), v) for v in range(10, 20)])
+    job.ask("checkpoint")
+    shown = str(job.result().error)
+    assert all(part in shown for part in ("SinkTargetChanged", "'live'", str(place), "moved, deleted, unmounted")), shown
+    # The next run finds the same, also in a place that is there and empty.
+    for status in ("absent", "empty"):
+        shutil.rmtree(place, ignore_errors=True)
+        if status == "empty":
+            place.mkdir()
+        again = lab.start(pipeline)
+        assert "SinkTargetChanged" in str(again.result().error)
+        assert not list(place.rglob("*.parquet"))
+    shutil.rmtree(place)
+    away.rename(place)
+    resumed = lab.start(pipeline)
+    resumed.wait_until(lambda: resumed.execution.rows().get("live", 0) == 20)
+    resumed.drain()
+    resumed.finished()
+    lab.check(lab.table("live", ROWS), "kept")
 
 
 def test_a_job_given_up_after_its_restarts_shows_stage_instance_and_the_users_own_line(lab: Any) -> None:
