@@ -26,7 +26,7 @@ _JOIN = "StreamingSymmetricHashJoin"
 _LIMIT = "StreamingGlobalLimit"  # keeps state, and does not know event time: that of its input is that of its output
 
 # Logical operators that keep state if their input is a stream; a join keeps state if both inputs are streams.
-_WITH_STATE = frozenset(
+WITH_STATE = frozenset(
     {
         "Aggregate",
         "Deduplicate",
@@ -146,7 +146,7 @@ def _stateful_nodes(plan: Any) -> Iterator[tuple[_Operator, Any]]:
 
 def keeping_state(frame: DataFrame) -> int:
     """The number of operators of a DataFrame's analyzed plan that keep state, judged by their names."""
-    named = [each for each in analyzed_nodes(frame) if each.name in _WITH_STATE]
+    named = [each for each in analyzed_nodes(frame) if each.name in WITH_STATE]
     return sum(bool(each.of.isStreaming()) for each in named) + len(stream_joins(frame))
 
 

@@ -128,7 +128,8 @@ def optimized_nodes(frame: DataFrame) -> tuple[PlanNode, ...]:
 
 @once
 def optimized_joins(frame: DataFrame) -> tuple[Any, ...]:
-    """The joins of two streams in what Spark's optimizer makes of a DataFrame's plan; it makes none where there was none."""
+    """The joins of two streams in what Spark's optimizer makes of a DataFrame's plan, if that has some: others are refused, see
+    `optimizer_checks`."""
     if not stream_joins(frame):
         return ()
     return tuple(each.of for each in optimized_nodes(frame) if each.name == "Join" and reads_streams(each.of))

@@ -47,6 +47,7 @@ from dagster_checkpoints.spark.query.join_checks import (
 )
 from dagster_checkpoints.spark.query.operator_checks import check_event_time_columns, check_operators
 from dagster_checkpoints.spark.query.operators import keeping_state
+from dagster_checkpoints.spark.query.optimizer_checks import check_optimized
 from dagster_checkpoints.spark.query.plan_nodes import (
     ROWS_OF_NO_STREAM,
     StreamSet,
@@ -180,7 +181,7 @@ def build_plan(
             if arguments and not pipeline.is_bounded(call.stage.name):
                 warnings += check_joins(call, frame, arguments)
             check_join_keys(call, frame)
-            for check in (check_time_keys, check_unmatched_rows, check_semi_joins):
+            for check in (check_optimized, check_time_keys, check_unmatched_rows, check_semi_joins):
                 check(call, frame, divisible=bool(position and arguments))
             stateful = (call.stage.name,) * (keeping_state(frame) - len(stateful)) + stateful
         if position < len(calls) - 1:
