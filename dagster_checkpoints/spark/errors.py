@@ -65,6 +65,12 @@ class StageStreamError(StageError):
     repeats: ClassVar[bool] = True
 
 
+class StageSettingError(StageError):
+    """A stage's function changes a setting of the job's session that decides the rows of other stages, too."""
+
+    repeats: ClassVar[bool] = True
+
+
 class StageQueryError(StageError):
     """A stage's function starts a streaming query itself; only the runtime starts queries."""
 

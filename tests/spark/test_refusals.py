@@ -134,6 +134,11 @@ def source(function: Callable[[Any], Any], declare: Any = bounded_source) -> Cal
     return lambda spark: Pipeline("p", [declare(name="broken", sink=ParquetSink("/nowhere"))(lambda context: function(context))])
 
 
+def in_another_time_zone(flights: Any) -> Any:
+    flights.sparkSession.conf.set("spark.sql.session.timeZone", "America/New_York")
+    return flights.withColumn("day", F.to_date("ts"))
+
+
 def other_stream(flights: Any) -> Any:
     return flights.unionByName(rows(flights.sparkSession))
 
@@ -175,6 +180,7 @@ SHOWN: dict[str, Callable[[SparkSession], Pipeline]] = {
     ),
     "StageQueryError": behind(lambda flights: flights.writeStream.format("noop").start()),
     "StageResultError": behind(lambda flights: None),
+    "StageSettingError": behind(in_another_time_zone),
     "StageStreamError": behind(other_stream),
     "StatePartitionsError": behind(
         lambda flights: flights.dropDuplicates(["v"]),

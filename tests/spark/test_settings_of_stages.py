@@ -56,3 +56,34 @@ def test_check_refuses_a_setting_that_a_run_would_refuse(spark: Any, tmp_path: A
     finally:
         spark.conf.set(POLICY, "min")
     assert [report.ok for report in check._reports(code, [pipeline(tmp_path, lambda of: of)], sinks=False)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("spark.sql.session.timeZone", "America/New_York"),
+        ("spark.sql.ansi.enabled", "false"),
+        ("spark.sql.caseSensitive", "true"),
+        ("spark.sql.legacy.timeParserPolicy", "LEGACY"),
+    ],
+)
+def test_a_setting_that_decides_rows_is_refused_and_set_back(spark: Any, tmp_path: Any, name: str, value: str) -> None:
+    def changed(of: Any) -> Any:
+        of.conf.set(name, value)
+        return of
+
+    before = spark.conf.get(name)
+    report = check_plans(pipeline(tmp_path, changed), spark)
+    shown = str(report.failed["rows"])
+    assert all(part in shown for part in ("'rows'", __file__, f"{name}={value}", "spark_config")), shown
+    assert spark.conf.get(name) == before != value
+    # Others, such as the number of partitions, change no row, and a session of one's own is no other stage's.
+    for allowed in (lambda of: of, lambda of: of.conf.set("spark.sql.shuffle.partitions", "2") or of):
+        assert check_plans(pipeline(tmp_path, allowed), spark).ok
+
+    def in_its_own(of: Any) -> Any:
+        session = of.newSession()
+        session.conf.set(name, value)
+        return session
+
+    assert check_plans(pipeline(tmp_path, in_its_own), spark).ok

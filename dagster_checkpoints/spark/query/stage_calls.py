@@ -13,6 +13,7 @@ from dagster_checkpoints.spark.query.error_location import located
 from dagster_checkpoints.spark.query.query_guard import refusing_queries
 from dagster_checkpoints.spark.query.spark_advice import advice_on_stage_error
 from dagster_checkpoints.spark.query.stage_results import no_dataframe
+from dagster_checkpoints.spark.query.stage_settings import keeping_settings
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ def open_stage(call: StageCall) -> None:
         StageError: `open` raised; names the user's line.
     """
     try:
-        with refusing_queries(call.stage, call.context.instance):
+        with refusing_queries(call.stage, call.context.instance), keeping_settings(call.stage, call.context):
             call.stage.open(call.context)
     except StageError:
         raise
@@ -46,7 +47,7 @@ def transform_stage(call: StageCall, arguments: Mapping[str, DataFrame]) -> Data
     """
     stage = call.stage
     try:
-        with refusing_queries(call.stage, call.context.instance):
+        with refusing_queries(call.stage, call.context.instance), keeping_settings(call.stage, call.context):
             result = stage.transform(call.context, **arguments)
     except StageError:
         raise

@@ -1,0 +1,57 @@
+"""Settings of the job's session that a stage's function changes, and that decide what rows other stages compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
+
+from dagster_checkpoints.pipeline import Stage, StageContext
+from dagster_checkpoints.spark.errors import StageSettingError
+
+DECIDE_ROWS = (
+    "spark.sql.ansi.",
+    "spark.sql.caseSensitive",
+    "spark.sql.legacy.",
+    "spark.sql.mapKeyDedupPolicy",
+    "spark.sql.session.timeZone",
+    "spark.sql.storeAssignmentPolicy",
+)
+"""How the names of these settings begin. Spark reads them when it analyzes a plan, from the session."""
+
+
+@contextmanager
+def keeping_settings(stage: Stage, context: StageContext) -> Iterator[None]:
+    """A context in which a stage's function is called, and must leave the settings as they are that decide rows.
+
+    All stages share the job's session: the stages that are planned before would get the setting at a restart, and not before it.
+
+    Raises:
+        StageSettingError: The function has changed one; it has its value of before again.
+    """
+    before = _settings(context.spark)
+    try:
+        yield
+    finally:
+        changed = dict(before.items() ^ _settings(context.spark).items()).keys()
+        found = {name: context.spark.conf.get(name, None) for name in sorted(changed)}
+        for name in changed:
+            context.spark.conf.set(name, before[name]) if name in before else context.spark.conf.unset(name)
+    if found:
+        name, value = next(iter(found.items()))
+        raise StageSettingError(
+            stage.name,
+            context.instance,
+            f"expected its function ({stage.location}) to leave the settings of the job's session as they are, found that it has "
+            f"set {name}={value}, before {before.get(name, 'not set')}: the plans of the stages in front of it were made without "
+            "it, and would be made with it after a restart. Set it for the whole job, in the resource's spark_config; or use a "
+            "function that has it as an argument, such as F.from_utc_timestamp for a time zone",
+        )
+
+
+def _settings(spark: SparkSession) -> dict[str, str]:
+    """The settings of the session that decide rows, as one message from the JVM."""
+    lines = str(spark._jsparkSession.conf().getAll().mkString("\n")).split("\n")
+    pairs = (line.split(" -> ", 1) for line in lines if line.startswith(DECIDE_ROWS) and " -> " in line)
+    return {name: value for name, value in pairs}
