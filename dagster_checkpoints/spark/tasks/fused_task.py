@@ -102,8 +102,10 @@ class FusedTask(QueryOfSourcesTask):
                 self._reached = self._event_time
 
     def seconds_to_next_look(self) -> float:
-        may_advance = self._advance_is_due or (self._state.some_held and self.was_active)
-        return POLL_SECONDS if may_advance else super().seconds_to_next_look()
+        if self._advance_is_due:
+            return POLL_SECONDS
+        usual = super().seconds_to_next_look()
+        return min(usual, self.seconds_until_end_is_seen) if self._state.some_held else usual
 
     def seconds_to_next_check(self) -> float:
         return self.seconds_until_end_is_seen if self._state.all_held else LOOK_SECONDS

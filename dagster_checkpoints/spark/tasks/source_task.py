@@ -103,8 +103,10 @@ class SourceTask(QueryOfSourcesTask):
         """The message that ends the source: it waits for the end of the batch that runs, and checkpoints do not."""
 
     def seconds_to_next_look(self) -> float:
-        may_end = self._end_due is not None or (self._ends_by_itself and self.was_active)
-        return POLL_SECONDS if may_end else super().seconds_to_next_look()
+        if self._end_due is not None:
+            return POLL_SECONDS
+        usual = super().seconds_to_next_look()
+        return min(usual, self.seconds_until_end_is_seen) if self._ends_by_itself else usual
 
     def seconds_to_next_check(self) -> float:
         return self.seconds_until_end_is_seen if self._ends_by_itself else super().seconds_to_next_check()

@@ -72,7 +72,7 @@ from dagster_checkpoints.spark.tasks.task_watermarks import TaskWatermarks
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-IDLE_POLL_SECONDS = 0.25
+IDLE_POLL_SECONDS = 0.5
 """Seconds that a task waits for a message if nothing is to be expected that comes without one, see `seconds_to_next_look`."""
 ACTIVE_SECONDS = 1.0
 """Seconds after a batch or a message in which a task whose input may end looks often."""
