@@ -127,3 +127,10 @@ def test_a_backlog_that_cannot_be_read_ends_the_run_at_once(lab: Any) -> None:
     assert repeats_by_nature(error) and job.of(JobRestarting) == []
     assert SourceColumnsUnreadable.__name__ in str(error) and "n (string there, long now)" in str(error)
     assert lab.count() == 1
+
+
+def test_a_partition_column_of_any_name(spark: Any, tmp_path: Path) -> None:
+    for number, name in enumerate(("a.b", "a`b", "``")):
+        table = tmp_path / str(number)
+        write_deltalake(table, pa.table({"id": [1], name: ["x"]}), partition_by=[name])
+        assert read_delta_table(spark, str(table)).columns == ["id", name]

@@ -57,6 +57,13 @@ def test_rows_go_to_the_owners_of_their_key_groups(spark: SparkSession, parallel
     assert [row.owner for row in rows] == [owner_of(row.group, parallelism, groups) for row in rows]
 
 
+@pytest.mark.parametrize("name", ["a.b", "a`b", "`a`", "a``b.c", "``", "a b", "é"])
+def test_rows_go_by_a_key_of_any_name(spark: SparkSession, name: str) -> None:
+    rows = spark.range(300).withColumnRenamed("id", name)
+    owners = rows.select(Split(3, name, 128).column()).collect()
+    assert owners == spark.range(300).select(Split(3, "id", 128).column()).collect()
+
+
 def test_rows_are_counted_whatever_the_plan(spark: SparkSession, tmp_path: Path) -> None:
     """Also where adaptive execution changes it, and where there is nothing to write."""
     ids = spark.range(1000).withColumn("k", F.col("id") % 7)

@@ -65,6 +65,7 @@ def read_delta_table(
     from dagster_checkpoints.sources.delta.history import DeltaHistory
     from dagster_checkpoints.sources.lake.arguments import check_arguments
     from dagster_checkpoints.sources.lake.stream import LakeReading, lake_stream
+    from dagster_checkpoints.spark.identifiers import identifier
 
     history = DeltaHistory(url, storage_options or {}, changed_rows, version)
     check_arguments(history.shown, files_per_trigger, changed_rows)
@@ -74,4 +75,4 @@ def read_delta_table(
     in_log = [each for name in history.partition_by for each in fields if each.name == name]
     reading = LakeReading(history, StructType(in_files), StructType(in_log), files_per_trigger, version)
     frame = lake_stream(spark, NAME, {"path": url}, reading)
-    return frame.select(*[F.col(f"`{each.name}`") for each in fields]) if in_log else frame
+    return frame.select(*[F.col(identifier(each.name)) for each in fields]) if in_log else frame

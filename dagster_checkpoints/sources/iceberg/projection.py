@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Any, Literal
 
 from dagster_checkpoints.sources.iceberg.schemas import field_of, spark_type
+from dagster_checkpoints.spark.identifiers import identifier
 
 _EPOCH = dt.datetime(1970, 1, 1)
 _NOT_EXACT = frozenset({"binary", "double"})
@@ -200,10 +201,10 @@ class RowLayout:
             return None
         partly = {each["name"] for each in self.in_partitions if not self._always(each)}
         return [
-            f"CASE WHEN {_quoted(_known(each))} THEN {_quoted(_value(each))} ELSE {_quoted(each['name'])} END "
-            f"AS {_quoted(each['name'])}"
+            f"CASE WHEN {identifier(_known(each))} THEN {identifier(_value(each))} ELSE {identifier(each['name'])} END "
+            f"AS {identifier(each['name'])}"
             if each["name"] in partly
-            else _quoted(each["name"])
+            else identifier(each["name"])
             for each in self.columns
         ]
 
@@ -214,10 +215,6 @@ def _value(column: Mapping[str, Any]) -> str:
 
 def _known(column: Mapping[str, Any]) -> str:
     return f"{column['name']}#in the partition"
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def value_text(kind: str, value: Any) -> str | None:

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles, SegmentFolder, segment_of
 from dagster_checkpoints.spark.files.work_path import WorkPath, entries_of, remove_tree, rows_of, url
+from dagster_checkpoints.spark.identifiers import identifier
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.state import SegmentShare
 
@@ -47,7 +48,7 @@ class Split:
         """A row's consumer index, as a Spark expression. With a key: PROTOCOL 8.3."""
         if self.key is None:
             return F.pmod(F.monotonically_increasing_id(), F.lit(self.parallelism)).cast("int")
-        group = key_group(F.col(f"`{self.key}`"), self.key_groups)
+        group = key_group(F.col(identifier(self.key)), self.key_groups)
         return owner_of_group(group, self.parallelism, self.key_groups)
 
 

@@ -22,6 +22,7 @@ from dagster_checkpoints.spark.errors import (
     StageStreamError,
     StageWatermarkError,
 )
+from dagster_checkpoints.spark.identifiers import identifier
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.channel_sources import RECORDS
 from dagster_checkpoints.spark.query.column_types import text_of
@@ -285,7 +286,7 @@ def conform(call: StageCall, what: str, frame: DataFrame, schema: StructType, of
             f"expected {what} ({call.stage.location}) to return the columns of {of}, {schema.simpleString()}, found "
             f"{found.simpleString()}. Select and cast them, or add the columns to {of}.",
         )
-    return frame if found.names == schema.names else frame.select(*[F.col(f"`{name}`") for name in schema.names])
+    return frame if found.names == schema.names else frame.select(*[F.col(identifier(name)) for name in schema.names])
 
 
 def not_streaming(call: StageCall) -> StageResultError:

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from dagster_checkpoints.spark.files.work_path import WorkPath, urls
+from dagster_checkpoints.spark.identifiers import identifier
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources, ReadableChannel
 from dagster_checkpoints.spark.query.driver_sources import READ_OPTIONS
@@ -69,7 +70,7 @@ def stream_dataframe(sources: ChannelSources, stream: StreamInput) -> DataFrame:
     column, lateness_ms = stream.event_time.column, stream.event_time.lateness_ms
     times = sources.watermarks(stream.uid, stream.schema, stream.gate, column, lateness_ms, stream.attempt)
     watermark = times.withWatermark(column, f"{lateness_ms} milliseconds")
-    dropped = watermark.where(opaque_condition(F.col(f"`{column}`") < F.lit(NEVER)))
+    dropped = watermark.where(opaque_condition(F.col(identifier(column)) < F.lit(NEVER)))
     return opaque(dropped, records)
 
 

@@ -19,6 +19,7 @@ from pyspark.sql.types import DataType, StructType
 
 from dagster_checkpoints.spark.channels.segments import key_group, owner_of_group
 from dagster_checkpoints.spark.files.work_path import WorkPath, entries_of, rename
+from dagster_checkpoints.spark.identifiers import identifier
 from dagster_checkpoints.spark.query.routed_keys import RoutedKey
 from dagster_checkpoints.spark.snapshots.rewritten_state import (
     DESCRIPTION,
@@ -157,7 +158,7 @@ class _Rows(StateRows):
         move, share = self._move, self._move.shares[0]
         rows = self.read(old, store)
         key = self._key_column(rows.schema[PARTITION_KEY].dataType, store["operatorId"])
-        group, held = key_group(F.col(f"{PARTITION_KEY}.`{key}`"), share.number), share.held[index]
+        group, held = key_group(F.col(f"{PARTITION_KEY}.{identifier(key)}"), share.number), share.held[index]
         if share.whole_partitions:
             place = group
         else:

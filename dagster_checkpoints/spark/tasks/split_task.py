@@ -17,6 +17,7 @@ from dagster_checkpoints.execution.task_events import ReadSplit, SplitRead, Task
 from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.pipeline import SplitSource, StageKind
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
+from dagster_checkpoints.spark.identifiers import identifier
 from dagster_checkpoints.spark.query.plans import conform
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 from dagster_checkpoints.spark.tasks.messages import TaskQueryStarted
@@ -103,7 +104,7 @@ class SplitTask(Task):
         if not files:
             return
         rows = table_dataframe(self.parts.spark, self.plan.schema, files)
-        latest = rows.agg(F.unix_millis(F.max(F.col(f"`{watermark.column}`")))).first()
+        latest = rows.agg(F.unix_millis(F.max(F.col(identifier(watermark.column))))).first()
         if latest is not None and latest[0] is not None:
             self._event_time_ms = int(latest[0]) - watermark.lateness_ms
 
