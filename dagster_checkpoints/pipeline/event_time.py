@@ -69,15 +69,16 @@ def check_event_time_column(column: object, where: str = "") -> None:
         where: The stage that declares it, for the error.
 
     Raises:
-        InvalidWatermarkError: The name is empty, not a text, or a path into a struct.
+        InvalidWatermarkError: The name is empty, not a text, or one that Spark does not take for the name of a top-level column.
     """
     at_stage = f"{where}: " if where else ""
     if not isinstance(column, str) or not column.strip():
         raise InvalidWatermarkError(f"{at_stage}event-time column {column!r}: expected the name of a top-level TIMESTAMP column.")
     if "." in column or "`" in column:
         raise InvalidWatermarkError(
-            f"{at_stage}event-time column {column!r}: expected a top-level column, found a path into a "
-            f'struct. Add a column that holds it, for a window with F.window_time("window"), and name that.'
+            f"{at_stage}event-time column {column!r}: expected the name of a top-level column, found a dot or a backtick in it, "
+            "which Spark takes for a path into a struct, or for a quotation mark. If it is a column's name, rename the column; "
+            'for a field of a struct, add a column that holds it, for a window with F.window_time("window"), and name that.'
         )
 
 

@@ -412,6 +412,18 @@ REFUSED: list[tuple[str, Callable[[], object], type[PipelineDefinitionError], st
         "window_time",
     ),
     (
+        "a dot in a name",
+        lambda: any_bounded_source(watermark=("a.ts", "1 day"))(takes_nothing),
+        InvalidWatermarkError,
+        "rename the column",
+    ),
+    (
+        "a backtick in a name",
+        lambda: any_stage(event_time="t`s")(reads_flights),
+        InvalidWatermarkError,
+        "rename the column",
+    ),
+    (
         "watermark",
         lambda: any_bounded_source(watermark="ts")(takes_nothing),
         InvalidWatermarkError,

@@ -46,6 +46,14 @@ def event_time_dropped(flights: Any) -> Any:
     return flights.groupBy(F.window("ts", "1 hour")).count()
 
 
+def struct_of_another_kind(flights: Any) -> Any:
+    return flights.withColumn("ts", F.struct(F.col("ts").alias("at"), "v"))
+
+
+def event_time_in_a_struct(flights: Any) -> Any:
+    return flights.select("k", F.struct(F.col("ts").alias("start"), F.col("ts").alias("end")).alias("span"))
+
+
 def no_watermark_in_reach(flights: Any) -> Any:
     return flights.groupBy("k").count().withColumn("ts", F.lit(None).cast("timestamp"))
 
@@ -70,6 +78,8 @@ def column_without_a_type(flights: Any) -> Any:
         (window_struct, EventTimeError, ["found 'ts' of type struct", "F.window_time('ts')", "event_time="]),
         (no_time_zone, EventTimeError, ["timestamp_ntz", "cast('timestamp')", "no time zone"]),
         (event_time_dropped, EventTimeError, ["no column 'ts'", "F.window_time('window').alias('ts')"]),
+        (struct_of_another_kind, EventTimeError, ["found 'ts' of type struct", "select the field that holds it as a separate"]),
+        (event_time_in_a_struct, EventTimeError, ["no column 'ts' among k, span", "keep the column"]),
         (no_watermark_in_reach, PlanRefusedError, ["Spark refuses", "output mode 'append'"]),
         (raises, StageFailedError, ["no_such_column", "# the user's own line", "in raises"]),
         (twice_the_same_column, StageResultError, ["more than one column 'v'", "Rename or drop"]),

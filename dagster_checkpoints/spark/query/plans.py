@@ -369,25 +369,30 @@ def _check_output_event_time(pipeline: Pipeline, call: StageCall, frame: DataFra
         _check_event_time(call, frame, column)
 
 
+_OF_WINDOWS = frozenset({"spark.timeWindow", "spark.sessionWindow"})
+"""What Spark notes of a window in its column's metadata; `F.window_time` takes no other structure."""
+
+
 def _check_event_time(call: StageCall, frame: DataFrame, column: str) -> None:
     kinds = {field.name: field.dataType for field in frame.schema.fields}
+    windows = [field.name for field in frame.schema.fields if field.metadata.keys() & _OF_WINDOWS]
     kind = kinds.get(column)
     if isinstance(kind, TimestampType):
         return
     if kind is None:
-        nested = [name for name, k in kinds.items() if isinstance(k, StructType)]
         found = f"no column {column!r} among {', '.join(kinds)}"
         advice = (
-            f"select F.window_time({nested[0]!r}).alias({column!r})"
-            if nested
+            f"select F.window_time({windows[0]!r}).alias({column!r})"
+            if windows
             else "keep the column, or name another with event_time="
         )
     else:
         found = f"{column!r} of type {kind.simpleString()}"
+        of_struct = f"F.window_time({column!r})" if column in windows else "the field that holds it"
         advice = (
             f"cast it: F.col({column!r}).cast('timestamp')"
             if not isinstance(kind, StructType)
-            else f"select F.window_time({column!r}) as a separate column and name that column with event_time="
+            else f"select {of_struct} as a separate column and name that column with event_time="
         )
         if isinstance(kind, TimestampNTZType):
             advice += " (TIMESTAMP_NTZ has no time zone, so it is not a point in time)"
