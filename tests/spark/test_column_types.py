@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage
+from dagster_checkpoints.spark.errors import StageResultError
+from dagster_checkpoints.spark.job.plan_check import check_plans
 from dagster_checkpoints.spark.query.column_types import not_written
 from dagster_checkpoints.spark.query.stage_inputs import nullable
 
@@ -69,6 +73,32 @@ def test_which_types_segments_hold() -> None:
     assert not_written(t.StructType.fromDDL(held)) == []
     neither = t.StructType([t.StructField("i", t.CalendarIntervalType()), t.StructField("n", t.ArrayType(t.TimeType()))])
     assert [path for path, _ in not_written(neither)] == ["i", "n"]
+    empty = "s struct<>, n struct<a:int,e:struct<>>, a array<struct<>>, m map<int,array<struct<x:struct<>>>>, k map<struct<>,int>"
+    assert [path for path, _ in not_written(t.StructType.fromDDL(empty))] == ["s", "n.e", "a", "m.x", "k"]
+
+
+EMPTY = {
+    "no column": (lambda rows: rows.select(), "has no column. Select at least one"),
+    "a structure": (lambda rows: rows.select("k", F.struct().alias("s")), "of type struct<>.*Give the structure a field"),
+    "a structure in an array": (lambda rows: rows.select(F.array(F.struct()).alias("s")), "column 's' of type struct<>"),
+    "a structure in a structure": (
+        lambda rows: rows.select(F.struct("k", F.struct().alias("e")).alias("s")),
+        r"column 's\.e' of type struct<>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_what_has_no_field_is_known_at_check(lab: Any, name: str) -> None:
+    function, text = EMPTY[name]
+
+    @bounded_source
+    def rows(context):
+        return lab.stream("in", "k long")
+
+    last = stage(name="last", sink=lab.sink())(lambda rows: function(rows))
+    (error,) = check_plans(Pipeline("types", [rows, last]), lab.spark).failed.values()
+    assert type(error) is StageResultError and error.stage == "last" and re.search(text, str(error)), error
 
 
 def _collectable(frame: DataFrame) -> DataFrame:

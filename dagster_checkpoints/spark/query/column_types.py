@@ -1,6 +1,7 @@
 """The column types that a query's output may have: every output is written as Parquet, and a channel is read from these files.
 
-An unknown type is refused: it would fail in the middle of the job, or be read as another type.
+An unknown type is refused: it would fail in the middle of the job, or be read as another type. So is a structure without
+fields, which Parquet has not.
 
 Source: https://spark.apache.org/docs/latest/sql-ref-datatypes.html
 """
@@ -40,13 +41,22 @@ def not_written(schema: t.StructType) -> list[tuple[str, t.DataType]]:
     return [(path, kind) for path, kind in _atoms(schema) if not isinstance(kind, _WRITTEN)]
 
 
-def text_of(path: str) -> str:
-    """An expression that converts such a column into a type that the files can hold, for an error's advice."""
-    return f"F.col({path.split('.')[0]!r}).cast('string'), and cast it back where it is read"
+def advice_on(path: str, kind: t.DataType) -> str:
+    """What to do with such a column, for an error's text.
+
+    Args:
+        path: its path.
+        kind: its type.
+    """
+    if isinstance(kind, t.StructType):
+        return "Give the structure a field, or leave the column out."
+    return f"Convert the column: F.col({path.split('.')[0]!r}).cast('string'), and cast it back where it is read."
 
 
 def _atoms(kind: t.DataType, path: str = "") -> Iterator[tuple[str, t.DataType]]:
     match kind:
+        case t.StructType(fields=[]) if path:
+            yield path, kind
         case t.StructType():
             for field in kind.fields:
                 yield from _atoms(field.dataType, f"{path}.{field.name}" if path else field.name)

@@ -25,7 +25,7 @@ from dagster_checkpoints.spark.errors import (
 from dagster_checkpoints.spark.identifiers import identifier
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.channel_sources import RECORDS
-from dagster_checkpoints.spark.query.column_types import text_of
+from dagster_checkpoints.spark.query.column_types import advice_on
 from dagster_checkpoints.spark.query.error_text import text_of_error
 from dagster_checkpoints.spark.query.event_time_checks import check_event_time_moves
 from dagster_checkpoints.spark.query.file_paths import check_file_paths
@@ -325,7 +325,7 @@ def type_not_written(stage: Stage, instance: str, path: str, kind: DataType) -> 
         stage.name,
         instance,
         f"its result ({stage.location}) has column {path!r} of type {kind.simpleString()}; expected types that Parquet files can "
-        f"hold, since every output is written as Parquet. Convert the column: {text_of(path)}.",
+        f"hold, since every output is written as Parquet. {advice_on(path, kind)}",
     )
 
 
@@ -404,11 +404,13 @@ def _check_event_time(call: StageCall, frame: DataFrame, column: str) -> None:
 
 
 def _check_columns(call: StageCall, frame: DataFrame) -> None:
-    """Check that Parquet files can hold the chain's output: columns with a type, and no column twice."""
+    """Check that Parquet files can hold the chain's output: columns, each with a type, and no column twice."""
     names = Counter(name.lower() for name in frame.columns)
     repeated = sorted(name for name, count in names.items() if count > 1)
     untyped = [field.name for field in frame.schema.fields if isinstance(field.dataType, NullType)]
-    if repeated:
+    if not names:
+        problem, remedy = "has no column", "Select at least one: F.lit(True).alias(...) if only the number of rows matters."
+    elif repeated:
         problem = f"has more than one column {', '.join(map(repr, repeated))} (upper and lower case are not distinguished)"
         remedy = "Rename or drop one of each; a join with on=<name> keeps one column."
     elif untyped:
