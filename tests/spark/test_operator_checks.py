@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage
@@ -39,6 +40,28 @@ def mean_in_pandas(rows: Any) -> Any:
         return float(values.mean())
 
     return rows.groupBy(F.window("ts", "1 hour")).agg(F.pandas_udf(mean, "double")("v"))
+
+
+class Counted:
+    """A table function."""
+
+    def eval(self, row: Any) -> Any:
+        yield row["k"], 1
+
+
+class Doubled:
+    """A table function of one row."""
+
+    def eval(self, v: int) -> Any:
+        yield "", 2 * v
+
+
+def table_function(query: str, function: type = Counted) -> Callable[[Any], Any]:
+    def called(rows: Any) -> Any:
+        rows.sparkSession.udtf.register("called", F.udtf(function, returnType="name string, n long"))
+        return sql(query)(rows)
+
+    return called
 
 
 def joined(rows: Any, how: str, also: Any = None) -> Any:
@@ -103,6 +126,26 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
         "by .*COLLATE UTF8_BINARY_RTRIM.*rtrim",
     ),
     "an aggregate in pandas": (mean_in_pandas, "aggregates a stream with a function of pandas.*collect_list"),
+    "monotonically_increasing_id": (
+        lambda rows: rows.withColumn("n", F.monotonically_increasing_id()),
+        "begins at 0 again in each micro-batch.*xxhash64.*not supported with streaming",
+    ),
+    "a table function of a stream": (
+        table_function("SELECT * FROM called(TABLE({rows}))"),
+        "gives a stream to the table function 'called' as a table.*one micro-batch.*LATERAL.*collect_list",
+    ),
+    "a table function of one partition": (
+        table_function("SELECT n FROM called(TABLE(SELECT k FROM {rows}) WITH SINGLE PARTITION) WHERE n > 0"),
+        "gives a stream to the table function 'called' as a table",
+    ),
+    "a table function of partitions": (
+        table_function("SELECT * FROM called(TABLE({rows}) PARTITION BY k ORDER BY ts)"),
+        "gives a stream to the table function 'called' as a table",
+    ),
+    "asTable": (
+        lambda rows: F.udtf(Counted, returnType="name string, n long")(rows.asTable().partitionBy("k")),
+        "gives a stream to the table function 'Counted' as a table",
+    ),
 }
 ACCEPTED: dict[str, Callable[[Any], Any]] = {
     "applyInPandas of a table": lambda rows: rows.join(table(rows).groupBy("k").applyInPandas(counted, "k string, n long"), "k"),
@@ -110,8 +153,18 @@ ACCEPTED: dict[str, Callable[[Any], Any]] = {
     "one event time behind a join": lambda rows: joined(rows, "inner").dropDuplicates(["k", "ts"]).select("k", "ts"),
     "a group by one of two event times": lambda rows: joined(rows, "inner").groupBy(F.window("rts", "1 hour")).count(),
     "a group by a text of exact comparison": sql(f"SELECT count(*) FROM {{rows}} GROUP BY {HOUR}, k COLLATE UTF8_BINARY"),
+    "a table function of each row": table_function("SELECT k, n FROM {rows}, LATERAL called(v)", Doubled),
+    "a table function of each row of a query": table_function("SELECT n FROM (SELECT v FROM {rows}), LATERAL called(v)", Doubled),
+    "a table function of a table": table_function("SELECT r.k, n FROM {rows} r JOIN called(TABLE({table})) c ON r.k = c.name"),
+    "a generator of Spark of each row": sql("SELECT col0.k, col0.v FROM stack(1, TABLE({rows}))"),
+    "random numbers": lambda rows: rows.where(F.rand(1) < 0.5).select("k", F.expr("uuid()").alias("id")),
     "a window in each set": sql(f"SELECT {HOUR} AS hour, k, v, count(*) AS n FROM {{rows}} GROUP BY {HOUR}, CUBE(k, v)"),
 }
+
+if hasattr(DataFrame, "zipWithIndex"):  # since Spark 4.2
+    numbered = "numbers the rows .*at 0 again in each micro-batch.*xxhash64"
+    REFUSED["zipWithIndex"] = (lambda rows: rows.zipWithIndex("n"), numbered)
+    ACCEPTED["numbers of a table"] = lambda rows: rows.join(table(rows).zipWithIndex("n"), "k").select("n")
 
 
 def pipeline(lab: Any, function: Callable[[Any], Any], **options: Any) -> Pipeline:

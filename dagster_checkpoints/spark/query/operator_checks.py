@@ -3,7 +3,8 @@
 Spark computes some of them for each micro-batch by itself, never emits rows of others, or finds only in the first micro-batch
 that it cannot run them. Analysis only.
 
-Source: Spark's `UnsupportedOperationChecker`, `RewriteExceptAll` and `ReplaceDistinctWithAggregate`.
+Source: Spark's `UnsupportedOperationChecker`, `RewriteExceptAll`, `ReplaceDistinctWithAggregate`, `AttachDistributedSequenceExec`
+and `ResolveFunctions`, which writes a table function's argument that is a table as the left side of a lateral join.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ _OF_MICRO_BATCHES = {
 }
 """By plan node, the method of a groupBy whose function gets the rows that a group has in one micro-batch."""
 _EXCEPT, _EXCEPT_ALL = "Except", "Except All"
+_NUMBERED, _LATERAL = "AttachDistributedSequence", "LateralJoin"
+_TABLE_ARGUMENT = "__auto_generated_subquery_name_"
+"""How the alias begins under which Spark gives a table function an argument that is a table."""
 _AGGREGATE = "Aggregate"
 _KEYS: dict[str, Callable[[Any], Iterable[Any]]] = {
     _AGGREGATE: lambda node: items(node.groupingExpressions()),
@@ -63,7 +67,7 @@ _READS: dict[str, Callable[[Any], Iterable[Iterable[Any]]]] = {
     ),
 }
 """By plan node with state, the columns among which Spark looks for the event time; of a join, by side."""
-_CHECKED = frozenset({*_OF_MICRO_BATCHES, *_KEYS, _EXCEPT_ALL})
+_CHECKED = frozenset({*_OF_MICRO_BATCHES, *_KEYS, _EXCEPT_ALL, _NUMBERED, _LATERAL})
 
 
 def check_operators(pipeline: Pipeline, call: StageCall, frame: DataFrame, *, divisible: bool) -> None:
@@ -91,6 +95,18 @@ def check_operators(pipeline: Pipeline, call: StageCall, frame: DataFrame, *, di
                 "rows of each window, groupBy(F.window(...), key).agg(F.collect_list(F.struct(...))), and compute with the "
                 "arrays; keep state with transformWithStateInPandas or applyInPandasWithState; or join the streams, in place of "
                 "a cogroup."
+            )
+        elif each.name == _NUMBERED:
+            problem = (
+                "numbers the rows of a stream (zipWithIndex). Spark accepts it, but begins at 0 again in each micro-batch: rows "
+                "have the same number. Derive a number from the row, such as F.xxhash64(<its key>)."
+            )
+        elif each.name == _LATERAL and (function := _called_with_table(each.of)):
+            problem = (
+                f"gives a stream to the table function {function!r} as a table. Spark calls the function with the rows of one "
+                "micro-batch, each time from the start. Call it for each row, in LATERAL, with columns as arguments; keep state "
+                "with transformWithState; or collect the rows of each window, groupBy(F.window(...), key)"
+                ".agg(F.collect_list(F.struct(...))), and give it the array."
             )
         elif each.name == _EXCEPT_ALL:
             problem = (
@@ -165,6 +181,15 @@ def _event_times(frame: DataFrame) -> list[str]:
             if len(times) > 1:
                 return list(times.values())
     return []
+
+
+def _called_with_table(join: Any) -> str:
+    """The function of Python that a lateral join calls with its left side as a table; empty if it calls none, or row by row."""
+    left = join.left()
+    if left.nodeName() != "SubqueryAlias" or not str(left.alias()).startswith(_TABLE_ARGUMENT):
+        return ""
+    generators = (node.generator() for node in nodes(join.right().plan()) if node.nodeName() == "Generate")
+    return next((str(each.name()) for each in generators if str(each.getClass().getSimpleName()) == "PythonUDTF"), "")
 
 
 def _collated_key(frame: DataFrame, each: PlanNode) -> str:

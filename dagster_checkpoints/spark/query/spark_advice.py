@@ -119,6 +119,10 @@ def advice_on_refused_plan(error: BaseException, pipeline: Pipeline, stage: Stag
             "Spark has no left anti join of two streams. Use a left outer join that also bounds the event time, and keep the "
             "rows without a match: F.col(<a column of the right side that is never null>).isNull()."
         )
+    if "monotonically_increasing_id() is not supported" in str(error):
+        return refused + (
+            "The function begins at 0 again in each micro-batch. Derive a number from the row, such as F.xxhash64(<its key>)."
+        )
     if condition(error) == _PYTHON_IN_CONDITION:
         return refused + (
             "A Python function cannot be in the condition of an outer join: compute it as a column of its side in front of the "
