@@ -28,6 +28,7 @@ from dagster_checkpoints.spark.query.channel_sources import RECORDS
 from dagster_checkpoints.spark.query.column_types import advice_on
 from dagster_checkpoints.spark.query.error_text import text_of_error
 from dagster_checkpoints.spark.query.event_time_checks import check_event_time_moves
+from dagster_checkpoints.spark.query.file_name_checks import check_file_names
 from dagster_checkpoints.spark.query.file_paths import check_file_paths
 from dagster_checkpoints.spark.query.fused_plans import (
     FusedStream,
@@ -194,6 +195,7 @@ def build_plan(
     assert frame is not None
     _check_columns(calls[-1], frame)
     check_event_time_columns(calls, outputs)
+    check_file_names(calls, frame, inputs)
     streams_of = positions(frame, fused, stand_ins) if stand_ins is not None else {}
     if meeting is not None and stand_ins is not None:
         check_fused(meeting, pipeline, fused, stand_ins, streams_of, len(streams(frame)))

@@ -43,6 +43,16 @@ def counted(stage: str, frame: DataFrame) -> tuple[DataFrame, Observation | None
     return frame.observe(observation, count), observation
 
 
+def counted_stage(kind: str, name: str) -> str | None:
+    """The stage at whose output a node of a plan counts rows; None if it does not.
+
+    Args:
+        kind: the kind of the node.
+        name: the node's name for what it observes.
+    """
+    return name.removeprefix(_PREFIX) if kind == _NODE and name.startswith(_PREFIX) else None
+
+
 def rows_of_batch(execution: Any, stages: Iterable[str]) -> dict[str, int | None]:
     """By stage, the number of rows that it has emitted in a micro-batch; None if Spark has counted an evaluation twice.
 
