@@ -34,6 +34,7 @@ from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources
 from dagster_checkpoints.spark.query.column_types import not_written
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage, stand_in
+from dagster_checkpoints.spark.query.initial_state import check_no_initial_state
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, describe, keeps_state, reads_watermarks
 from dagster_checkpoints.spark.query.quarantined_rows import check_quarantine, refused_schema
 from dagster_checkpoints.spark.query.query_gate import QueryGate
@@ -153,6 +154,8 @@ class QueryPlans:
         self._record_schema(chain, index, plan.schema)
         self.schemas.update({name: without_event_time(frame.schema) for name, frame in plan.outputs.items() if name in fused})
         snapshot = self._snapshot(chain, index)
+        if len(chain.instances) > 1 and (snapshot is None or snapshot.query is None or snapshot.query.batch_id < 0):
+            check_no_initial_state(plan, [instance.call for instance in instances])
         described = with_recorded_encodings(with_ended_sources(describe(plan), snapshot), snapshot)
         if self._restored is not None:
             check_restored_plan(
