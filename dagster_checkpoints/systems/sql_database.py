@@ -5,6 +5,7 @@ Must not know the sink's tables.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable
@@ -39,6 +40,7 @@ class DatabaseFailure(Enum):
     NO_ACCESS = "wrong credentials, no such database, missing rights"
     ROWS = "a value or a row does not fit the table"
     TABLE = "a table or a column is missing, or changed"
+    MOVED = "the database's file is not at its place any more"
     OTHER = "another failure"
 
 
@@ -50,6 +52,7 @@ _PREFIXES = (
     (DatabaseFailure.ROWS, ("22", "23", "44", "54")),  # 54: among others a key that is too long for its index
     (DatabaseFailure.TABLE, ("42",)),
     # Source: https://www.sqlite.org/rescode.html
+    (DatabaseFailure.MOVED, ("SQLITE_READONLY_DBMOVED",)),
     (DatabaseFailure.AWAY, ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_SCHEMA")),
     (DatabaseFailure.NO_SPACE, ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_NOMEM")),
     (DatabaseFailure.NO_ACCESS, ("SQLITE_CANTOPEN", "SQLITE_NOTADB", "SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")),
@@ -97,6 +100,7 @@ class SqlDatabase:
         self._sink = sink
         self._retry_for = retry_for
         self._engine = _engine(address)
+        self._file: tuple[int, int] | None = None
         self._driver_errors: tuple[type[Exception], ...] = (exc.DBAPIError, exc.TimeoutError, self._engine.dialect.dbapi.Error)
 
     def write(self, work: Callable[[Connection], T]) -> T:
@@ -106,7 +110,7 @@ class SqlDatabase:
             SinkUnavailable: the server did not answer within the time; or it has no space.
             InvalidSinkDatabase: the credentials are wrong, or rights are missing.
             SinkRowsRefused: a row does not fit the table.
-            SinkTargetChanged: a table or a column does not exist.
+            SinkTargetChanged: a table or a column does not exist, or SQLite's file is not at its place any more.
         """
         return self._repeated(work, reading=False)
 
@@ -128,12 +132,16 @@ class SqlDatabase:
         self._engine.dispose()
 
     def _repeated(self, work: Callable[[Connection], T], reading: bool) -> T:
-        if not reading and self.address.kind == "sqlite":
-            Path(str(self.address.url.database)).parent.mkdir(parents=True, exist_ok=True)
         deadline, pause = time.monotonic() + self._retry_for, _FIRST_PAUSE
         while True:
+            if self._file is not None:
+                self._check_file()  # a new connection would create the file
+            elif not reading and self.address.kind == "sqlite":
+                Path(str(self.address.url.database)).parent.mkdir(parents=True, exist_ok=True)
             try:
                 with self._engine.connect().execution_options(**{_READING: reading}) as connection, connection.begin():
+                    if self.address.kind == "sqlite":
+                        self._check_file()
                     return work(connection)
             except self._driver_errors as error:
                 failure = failure_of(error)
@@ -141,6 +149,30 @@ class SqlDatabase:
                     raise self._translated(error, failure) from None  # the driver's error may show credentials
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _check_file(self) -> None:
+        """Refuse a SQLite file that is not the one that was opened first.
+
+        With a write-ahead log SQLite commits to a file that was moved or deleted, where readers do not find the rows.
+
+        Source: https://www.sqlite.org/howtocorrupt.html, "Unlinking or renaming a database file while in use".
+        """
+        try:
+            at_place = os.stat(str(self.address.url.database))
+            found = (at_place.st_dev, at_place.st_ino)
+        except OSError as error:
+            raise self._moved(f"found: {error.strerror}") from error
+        if self._file is None:
+            self._file = found
+        elif found != self._file:
+            raise self._moved("found another file at its place")
+
+    def _moved(self, found: str) -> SinkTargetChanged:
+        return SinkTargetChanged(
+            f"{self._sink} in {self.address.shown}: expected the database's file that was opened when the run began, {found}: it "
+            "was moved, deleted or exchanged. This transaction has changed nothing. Put the file back, with its -wal file if "
+            "there is one, or restore it from a backup, and start the run again"
+        )
 
     def _translated(self, error: Exception, failure: DatabaseFailure) -> SinkError:
         driver = error.orig if isinstance(error, exc.DBAPIError) else error
@@ -164,6 +196,8 @@ class SqlDatabase:
                     f"{where}: expected access to the database, with the rights to create tables in the sink's schema and to "
                     f"change its table, found: {found}"
                 )
+            case DatabaseFailure.MOVED:
+                return self._moved(f"found: {found}")
             case DatabaseFailure.ROWS:
                 return SinkRowsRefused(
                     f"{where}: expected the table to accept the stage's rows, found: {found}. Rows that a checkpoint holds stay "

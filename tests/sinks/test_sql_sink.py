@@ -434,6 +434,58 @@ def test_a_table_that_is_dropped_while_rows_are_staged(database: Database) -> No
     assert database.rows() == [(1,)]
 
 
+FILE_CHANGES = {
+    "deleted with its log": "No such file",
+    "moved": "No such file",
+    "folder moved": "No such file",
+    "folder exchanged for a file": "Not a directory",
+    "exchanged for a copy": "another file at its place",
+}
+
+
+@pytest.mark.parametrize("change", FILE_CHANGES)
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+def test_nothing_is_written_to_a_file_that_is_not_at_its_place(tmp_path: Path, mode: str, change: str) -> None:
+    folder, away = tmp_path / "db", tmp_path / "away"
+    folder.mkdir()
+    file = folder / "data.db"
+    database = Database("sqlite", f"sqlite:///{file}", tmp_path)
+    database.run(f"PRAGMA journal_mode={mode}")
+    sink = database.opened()
+    sink.commit(database.staged(sink, 1, 1))
+    waiting = database.staged(sink, 2, 2)
+    database.engine.dispose()
+    if change.startswith("folder"):
+        folder.rename(away)
+        if change == "folder exchanged for a file":
+            folder.touch()
+    elif change == "deleted with its log":
+        for each in folder.iterdir():
+            each.unlink()
+    else:
+        file.rename(away)
+        if change == "exchanged for a copy":
+            file.write_bytes(away.read_bytes())
+    there = sorted(tmp_path.rglob("data.db"))
+    for act in (lambda: sink.commit(waiting), lambda: database.staged(sink, 3, 3), lambda: sink.abort(waiting)):
+        with pytest.raises(SinkTargetChanged, match=rf"data\.db: expected.*{FILE_CHANGES[change]}.*Put the file back"):
+            act()
+    assert sorted(tmp_path.rglob("data.db")) == there, "none was created"
+
+
+def test_a_file_that_is_put_back_takes_the_rows(sqlite: Database) -> None:
+    sqlite.run("PRAGMA journal_mode=wal")
+    sink = sqlite.opened()
+    waiting = sqlite.staged(sink, 1, 1)
+    file, away = sqlite.folder / "data.db", sqlite.folder / "away.db"
+    file.rename(away)
+    with pytest.raises(SinkTargetChanged, match="No such file"):
+        sink.commit(waiting)
+    away.rename(file)
+    sink.commit(waiting)
+    assert sqlite.rows() == [(1,)]
+
+
 ALTERED: list[tuple[str, pa.DataType, Any, list[str], bool]] = [
     ("sqlite", pa.string(), "0012", ["DROP TABLE t", "CREATE TABLE t (n BIGINT, v INTEGER, c TEXT)"], False),
     ("sqlite", pa.string(), "0012", ["DROP TABLE t", "CREATE TABLE t (n BIGINT, v VARCHAR(2), c TEXT)"], True),
@@ -588,6 +640,7 @@ ERRORS = [
     ("SQLITE_IOERR_WRITE", DatabaseFailure.NO_SPACE),
     ("SQLITE_BUSY_SNAPSHOT", DatabaseFailure.AWAY),
     ("SQLITE_READONLY", DatabaseFailure.NO_ACCESS),
+    ("SQLITE_READONLY_DBMOVED", DatabaseFailure.MOVED),
     ("SQLITE_CONSTRAINT_UNIQUE", DatabaseFailure.ROWS),
     ("SQLITE_ERROR", DatabaseFailure.OTHER),
 ]
