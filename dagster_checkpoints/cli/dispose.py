@@ -11,6 +11,7 @@ import click
 from dagster_checkpoints.cli.exits import UsageProblem
 from dagster_checkpoints.cli.locate import LOCATION_HELP, locate, opened_for
 from dagster_checkpoints.cli.output import bytes_in_words, count_of, moment_in_words, write, write_json
+from dagster_checkpoints.cli.standard_output import with_outcome
 from dagster_checkpoints.cli.status_view import next_start
 from dagster_checkpoints.cli.storage_options import StorageOptions, pipelines, storage_options
 from dagster_checkpoints.errors import DagsterCheckpointsError
@@ -58,10 +59,11 @@ def dispose(options: StorageOptions, location: str, force: bool, yes: bool) -> N
             click.confirm(f"{summary}. Delete it for good?", abort=True, err=True)
             _check_unneeded(options, storage, stored, force)  # a run may have begun from it before the answer
         directory.delete()
-        if options.as_json:
-            write_json({"disposed": stored.location, "url": directory.url})
-        else:
-            write(f"Deleted {directory.url}")
+        with with_outcome(deleted := f"Deleted {directory.url}"):
+            if options.as_json:
+                write_json({"disposed": stored.location, "url": directory.url})
+            else:
+                write(deleted)
 
 
 def is_terminal() -> bool:

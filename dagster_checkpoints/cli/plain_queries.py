@@ -19,6 +19,7 @@ from dagster_checkpoints.cli.output import (
     write,
     write_json,
 )
+from dagster_checkpoints.cli.standard_output import with_outcome
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
 
 if TYPE_CHECKING:
@@ -92,10 +93,11 @@ def import_command(
     finally:
         if spark.sparkContext.appName == settings["spark.app.name"]:  # not the session of a program that calls this command
             spark.stop()
-    if options.as_json:
-        write_json(found)
-    else:
-        write(*_imported(found, dry_run, output is not None or last_batch is not None))
+    with with_outcome(f"The savepoint is {found.url}" if not dry_run else ""):
+        if options.as_json:
+            write_json(found)
+        else:
+            write(*_imported(found, dry_run, output is not None or last_batch is not None))
 
 
 def _imported(found: CheckpointImport, dry_run: bool, output_known: bool) -> Iterator[RenderableType]:
@@ -141,10 +143,11 @@ def export_command(options: StorageOptions, location: str, directory: str, stage
     with located(options, location) as stored:
         url = stored.url
     found = export_checkpoint(url, directory, stage=stage, output=output, open_at=options.store)
-    if options.as_json:
-        write_json({**{name: getattr(found, name) for name in found.__slots__}, "directory": str(found.directory)})
-    else:
-        write(*_exported(found))
+    with with_outcome(f"Wrote {found.directory}"):
+        if options.as_json:
+            write_json({**{name: getattr(found, name) for name in found.__slots__}, "directory": str(found.directory)})
+        else:
+            write(*_exported(found))
 
 
 def _exported(found: CheckpointExport) -> Iterator[RenderableType]:

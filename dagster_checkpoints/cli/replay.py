@@ -35,12 +35,15 @@ def replay_command(context: click.Context, file: Path, everything: bool, as_json
     version handle the same events and must decide the same. Needs neither storage nor Spark.
     """
     context.find_root().meta[JSON] = as_json
-    if not file.is_file():
-        raise NothingThere(f"expected a trace at {file}, found no such file")
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        header = about(lines.readline())
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        entries = list(read(lines))
+    try:
+        if not file.is_file():
+            raise NothingThere(f"expected a trace at {file}, found no such file")
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            header = about(lines.readline())
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            entries = list(read(lines))
+    except OSError as error:
+        raise NothingThere(f"expected a trace that can be read at {file}, found: {error.strerror}") from error
     differences = list(replay(entries))
     if as_json:
         write_json({"about": dict(header), "entries": len(entries), "differences": list(map(str, differences))})

@@ -24,6 +24,7 @@ from dagster_checkpoints.cli.output import (
     write_json,
 )
 from dagster_checkpoints.cli.seconds import Seconds
+from dagster_checkpoints.cli.standard_output import with_outcome
 from dagster_checkpoints.cli.status_view import current
 from dagster_checkpoints.cli.storage_options import StorageOptions, asked_by, storage_options
 from dagster_checkpoints.control import (
@@ -365,10 +366,12 @@ def _source(request: ControlRequest) -> str:
 
 
 def _show_result(options: StorageOptions, request: ControlRequest, answer: Answer | None) -> None:
-    if options.as_json:
-        write_json({"request": request, "answer": answer, "status": answer.status if answer else "asked"})
-    else:
-        write(*_in_words(request, answer))
+    in_words = _in_words(request, answer)
+    with with_outcome("\n".join(str(part) for part in in_words)):
+        if options.as_json:
+            write_json({"request": request, "answer": answer, "status": answer.status if answer else "asked"})
+        else:
+            write(*in_words)
     if answer is not None and answer.status == "failed":
         code = Exit.NOT_RUNNING if answer.reason == NO_RUNNING_PIPELINE else Exit.FAILED
         click.get_current_context().exit(int(code))

@@ -121,6 +121,9 @@ def validate_request(request: ControlRequest) -> ControlRequest:
         InvalidRequest: names the argument, what was expected and what was found.
     """
     validate_request_id(request.request_id)
+    for name in ("target", "stage", "instance", "asked_by"):
+        if not _is_unicode(value := getattr(request, name) or ""):
+            raise InvalidRequest(f"expected a {name} that is text in UTF-8, found {value!r}: requests are stored as JSON")
     if not 0 < request.deadline_seconds < math.inf:
         raise InvalidRequest(f"expected a deadline of more than 0 seconds, found {request.deadline_seconds!r}")
     if request.kind not in ("savepoint", "stop") and (request.target or request.name):
@@ -143,6 +146,11 @@ def validate_request(request: ControlRequest) -> ControlRequest:
         except InvalidStorageUrl as error:
             raise InvalidRequest(f"the savepoint cannot be made in {request.target!r}: {error}") from error
     return request
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the text has no bytes that Python could not decode, as arguments of a command may have."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def failure(request_id: str, reason: str, message: str) -> Answer:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,68 @@ def test_a_closed_pipe_is_not_an_error(local: Any) -> None:
     command = f"{sys.executable} -m dagster_checkpoints.cli list --json | head -c 1"
     ran = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, timeout=120)
     assert ran.stdout == "{" and "Traceback" not in ran.stderr
+
+
+@pytest.fixture(params=[("full", 7), ("closed", 141)], ids=lambda param: param[0])
+def unwritable(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
+    """A standard output that cannot be written, and the exit code that says so."""
+    kind, code = request.param
+    if kind == "full":
+        file = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, file = os.pipe()
+        os.close(reader)
+    yield file, code
+    os.close(file)
+
+
+def run_into(file: int, world: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dagster_checkpoints.cli", *arguments]
+    environment = {**os.environ, **world.environment, "CHECKPOINT_STORAGE": world.url}
+    return subprocess.run(command, env=environment, stdout=file, stderr=subprocess.PIPE, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    "command", ["--help", "list --help", "list", "list --json", "health", "graph --format mermaid", "watch --once", "requests"]
+)
+def test_an_output_that_cannot_be_written_has_its_own_exit_code(local: Any, unwritable: tuple[int, int], command: str) -> None:
+    local.run()
+    local.checkpoint(42)
+    local.status()
+    file, code = unwritable
+    ran = run_into(file, local, *command.split())
+    found = "" if code == 141 else "error: expected to write the result to standard output, found: No space left on device\n"
+    assert (ran.returncode, ran.stderr) == (code, found)
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_what_was_done_is_said_although_the_output_cannot_be_written(
+    local: Any, unwritable: tuple[int, int], form: list[str]
+) -> None:
+    local.run()
+    local.answering(
+        lambda request: Answer(
+            request_id=request.request_id, status="done", checkpoint_id=43, url="here", answered_at=datetime.now(UTC)
+        )
+    )
+    file, code = unwritable
+    ran = run_into(file, local, "savepoint", *form)
+    assert ran.returncode == code and "Traceback" not in ran.stderr
+    assert "Savepoint 43 is complete" in ran.stderr and "here" in ran.stderr
+    location = local.savepoint(44)
+    ran = run_into(file, local, "dispose", "--yes", "--force", location, *form)
+    assert ran.returncode == code and "Deleted " in ran.stderr and location in ran.stderr
+
+
+def test_arguments_that_are_not_utf8_are_refused(local: Any) -> None:
+    local.run()
+    for arguments in (
+        ["end-source", "s\udcff"],
+        ["end-source", "live", "--instance", "\udcff"],
+        ["savepoint", "--target", "/t\udcff"],
+    ):
+        ran = run(local, *arguments, "--no-wait")
+        assert ran.returncode == 2 and "is text in UTF-8, found" in ran.stderr and "Traceback" not in ran.stderr, arguments
 
 
 def test_the_help_lists_commands_and_exit_codes(local: Any) -> None:
