@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
+_LONGEST_LOCK = 60.0
 _READING = "dagster_checkpoints_reading"
 
 
@@ -99,7 +100,7 @@ class SqlDatabase:
         self.address = address
         self._sink = sink
         self._retry_for = retry_for
-        self._engine = _engine(address)
+        self._engine = _engine(address, retry_for)
         self._file: tuple[int, int] | None = None
         self._driver_errors: tuple[type[Exception], ...] = (exc.DBAPIError, exc.TimeoutError, self._engine.dialect.dbapi.Error)
 
@@ -211,10 +212,10 @@ class SqlDatabase:
                 )
 
 
-def _engine(address: SqlAddress) -> Any:
+def _engine(address: SqlAddress, retry_for: float) -> Any:
     given = address.url.query
     if address.kind == "sqlite":
-        arguments: dict[str, Any] = {} if "timeout" in given else {"timeout": 60.0}
+        arguments: dict[str, Any] = {} if "timeout" in given else {"timeout": min(_LONGEST_LOCK, retry_for)}
         arguments["check_same_thread"] = False
         engine = create_engine(address.url, hide_parameters=True, pool_size=1, connect_args=arguments)
         event.listen(engine, "connect", _without_implicit_transactions)

@@ -434,6 +434,40 @@ def test_a_table_that_is_dropped_while_rows_are_staged(database: Database) -> No
     assert database.rows() == [(1,)]
 
 
+@pytest.mark.parametrize(("statement", "found"), [("DROP TABLE {}", "no such table"), ("DELETE FROM {}", "0")])
+def test_staged_rows_that_another_program_has_deleted_are_lost(database: Database, statement: str, found: str) -> None:
+    sink = database.opened()
+    sink.commit(database.staged(sink, 1, 1))
+    transaction = database.staged(sink, 2, 2)
+    (staging,) = (name.rpartition(".")[2] for name in database.tables() if "__staging_" in name)
+    database.run(statement.format(staging))
+    with pytest.raises(
+        SinkTransactionLost, match=f"expected 1 staged rows in {staging}, found {found}.*restore another checkpoint"
+    ):
+        sink.commit(transaction)
+    assert database.rows() == [(1,)]
+
+
+def test_a_file_that_another_program_has_locked_is_waited_for_no_longer_than_was_said(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts: list[float] = []
+    connect = sqlite3.connect
+
+    def connecting(*arguments: Any, **settings: Any) -> sqlite3.Connection:
+        timeouts.append(settings["timeout"])
+        return connect(*arguments, **settings)
+
+    with connect(sqlite.folder / "data.db", isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        monkeypatch.setattr(sqlite3.dbapi2, "connect", connecting)
+        with pytest.raises(SinkUnavailable, match=r"within 0\.2 s, found: database is locked"):
+            sqlite.opened(retry_for=0.2)
+        other.execute("ROLLBACK")
+    sqlite.opened(retry_for=600)
+    assert timeouts == [0.2, 60]
+
+
 FILE_CHANGES = {
     "deleted with its log": "No such file",
     "moved": "No such file",

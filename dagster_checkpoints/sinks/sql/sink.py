@@ -121,7 +121,7 @@ class SqlSink(TargetSink):
             InvalidSinkDatabase, InvalidSinkPath: there is no access to the database, or its file cannot be written.
             SinkUnavailable: the database does not answer.
         """
-        with closing(self.new_target(retry_for=0.0)) as target:
+        with closing(self.new_target(retry_for=1.0)) as target:  # a run may write to a SQLite file at this moment
             target.check_columns(scope_of(context), rows)
 
     def new_target(self, retry_for: float | None = None) -> SqlTarget:

@@ -172,15 +172,19 @@ class SinkTable:
             mark: the value of the checkpoint's column; None without such a column.
 
         Raises:
-            SinkTransactionLost: the staging table has another number of rows.
+            SinkTransactionLost: the staging table has another number of rows, or does not exist.
             SinkRowsRefused: the database does not give the table each of the rows.
             SinkTargetChanged: the target was altered, and does not hold the rows exactly any more.
         """
         source = self._staging(staging)
-        found = connection.execute(sa.select(sa.func.count()).select_from(source)).scalar_one()
+        found: int | str = "no such table"
+        if self._has(connection, staging):
+            found = connection.execute(sa.select(sa.func.count()).select_from(source)).scalar_one()
         if found != rows:
             raise SinkTransactionLost(
-                f"{self._sink}: expected {rows} staged rows in {staging}, found {found}: another program has changed that table"
+                f"{self._sink}: expected {rows} staged rows in {staging}, found {found}: another program has changed or dropped "
+                "that table. This sink has lost rows of a checkpoint: restore another checkpoint or a savepoint, restore the "
+                "database from a backup, or start the job without restoring"
             )
         names = [each["name"] for each in sa.inspect(connection).get_columns(staging, schema=self._schema)][1:]
         self._check_exact(connection, source, self._table(), names)
