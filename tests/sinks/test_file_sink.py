@@ -287,7 +287,12 @@ def test_no_row_of_a_csv_file_is_an_empty_line(folder: Folder, partitioned: bool
 
 
 @pytest.mark.parametrize(
-    ("value", "found"), [("é" * 130, r"'shop'.*255 bytes"), ("x._COPYING_", r"'shop'.*found 'shop=x\._COPYING_'.*skip")]
+    ("value", "found"),
+    [
+        ("é" * 130, r"'shop'.*255 bytes"),
+        ("x._COPYING_", r"'shop'.*found 'shop=x\._COPYING_'.*skip"),
+        ("__HIVE_DEFAULT_PARTITION__", r"'shop'.*the text '__HIVE_DEFAULT_PARTITION__', which stands for null"),
+    ],
 )
 def test_a_value_that_cannot_be_a_directorys_name_is_refused(folder: Folder, value: str, found: str) -> None:
     rows = pa.table({"n": [1], "shop": [value]})

@@ -169,7 +169,7 @@ def partition_folder(values: Mapping[str, Any], sink: str) -> str:
         sink: the sink as errors name it.
 
     Raises:
-        SinkRowsRefused: a value is too long to be a directory's name.
+        SinkRowsRefused: a value cannot be a directory's name, or is not read back from it.
     """
     parts = [f"{_escaped(name)}={_text(value)}" for name, value in values.items()]
     for name, part in zip(values, parts, strict=True):
@@ -183,6 +183,11 @@ def partition_folder(values: Mapping[str, Any], sink: str) -> str:
             raise SinkRowsRefused(
                 f"{sink}: expected values of the partition column {name!r} whose directories are read, found {part!r}: "
                 "Spark and Hadoop skip a name with this end. Choose another partition column, or change the value in the stage"
+            )
+        if values[name] == _NULL:
+            raise SinkRowsRefused(
+                f"{sink}: expected values of the partition column {name!r} that are read back from a directory's name, found the "
+                f"text {_NULL!r}, which stands for null there. Choose another partition column, or change the value in the stage"
             )
     return "/".join(parts)
 
