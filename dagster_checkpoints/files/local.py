@@ -60,11 +60,13 @@ class LocalStore:
     Args:
         root: the directory; created by the first write.
         lock_timeout: seconds to wait for another conditional write to finish, default 30; such writes take milliseconds.
+        on_link: called by a listing with the key of each symbolic link to a directory, whose files the listing leaves out.
     """
 
-    def __init__(self, root: Path | str, *, lock_timeout: float = 30.0) -> None:
+    def __init__(self, root: Path | str, *, lock_timeout: float = 30.0, on_link: Callable[[str], object] | None = None) -> None:
         self.root = Path(os.path.abspath(root))
         self._lock_timeout = lock_timeout
+        self._on_link = on_link
 
     @property
     def url(self) -> str:
@@ -147,8 +149,12 @@ class LocalStore:
         start = self._path(folder) if folder else self.root
         objects: list[ObjectInfo] = []
         with self._errors("list", prefix):
-            for directory, _, names in os.walk(start, onerror=_raise_unless_gone):
+            for directory, folders, names in os.walk(start, onerror=_raise_unless_gone):
                 relative = Path(directory).relative_to(self.root)
+                if self._on_link is not None:
+                    for folder in folders:
+                        if os.path.islink(os.path.join(directory, folder)):
+                            self._on_link((relative / folder).as_posix())
                 for name in names:
                     key = (relative / name).as_posix()
                     if name.startswith(_UNFINISHED):
@@ -179,7 +185,10 @@ class LocalStore:
         path = self.root / validate_key(key)
         # A symbolic link below the root must not lead out of it.
         if path.parent != self.root and not Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(self.root)):
-            raise InvalidKey(f"expected {key!r} to stay below {self.url}, found that a link leads out of it")
+            raise InvalidKey(
+                f"expected {key!r} to stay below {self.url}, found that a link leads out of it. Move what is behind the link "
+                "to its place; or move the whole directory, which may be a link itself"
+            )
         return path
 
     def _write(self, key: str, fill: Callable[[BinaryIO], object], mode: PutMode, *, cached: bool = True) -> None:

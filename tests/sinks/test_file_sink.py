@@ -300,6 +300,71 @@ def test_a_value_that_cannot_be_a_directorys_name_is_refused(folder: Folder, val
         folder.opened(partition_by="shop").write(BATCH, [folder.file(rows)], 0)
 
 
+# Links
+
+
+def linked(folder: Folder, name: str) -> Path:
+    """Move a directory of the location away, and leave a link in its place. Returns its new path."""
+    away = folder.path.parent / "away" / name
+    away.parent.mkdir(parents=True)
+    (folder.path / name).rename(away)
+    (folder.path / name).symlink_to(away)
+    return away
+
+
+LINKED = ["day=1", "day=1/shop=a"]
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_new_start_does_not_leave_rows_behind_a_link(folder: Folder, name: str) -> None:
+    """A listing does not follow links: the rows of an earlier job would stay, and come twice."""
+    rows = pa.table({"n": [1, 2], "day": [1, 2], "shop": ["a", "a"]})
+    settings: dict[str, Any] = {"partition_by": ["day", "shop"], "at_new_start": "replace"}
+    sink = folder.opened(**settings)
+    folder.commit(sink, 1, rows)
+    sink.close()
+    away = linked(folder, name)
+    refused = rf"found that {name} is a symbolic link to {away}: .*Move that directory back"
+    with pytest.raises(InvalidSinkPath, match=refused):
+        folder.sink(**settings).check_new_start(context(job=2, epoch=2))
+    with pytest.raises(InvalidSinkPath, match=refused):
+        folder.opened(as_=context(job=2, epoch=2), **settings)
+    (folder.path / name).unlink()
+    away.rename(folder.path / name)
+    folder.sink(**settings).check_new_start(context(job=2, epoch=2))
+    again = folder.opened(as_=context(job=2, epoch=2), **settings)
+    folder.commit(again, 2, rows)
+    assert folder.numbers() == [1, 2]
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_no_row_is_committed_behind_a_link(folder: Folder, name: str) -> None:
+    settings: dict[str, Any] = {"partition_by": ["day", "shop"]}
+    sink = folder.opened(**settings)
+    rows = pa.table({"n": [1], "day": [1], "shop": ["a"]})
+    folder.commit(sink, 1, rows)
+    away = linked(folder, name)
+    waiting = folder.staged(sink, 2, rows)
+    with pytest.raises(InvalidSinkPath, match=f"{name} is a symbolic link"):
+        sink.commit(waiting)
+    (folder.path / name).unlink()
+    away.rename(folder.path / name)
+    sink.commit(waiting)
+    assert folder.numbers() == [1, 1]
+
+
+def test_links_that_readers_skip_and_a_location_that_is_a_link(folder: Folder) -> None:
+    real = folder.path.parent / "real"
+    real.mkdir()
+    folder.path.symlink_to(real)
+    (real / ".snapshot").symlink_to(real)
+    rows = pa.table({"n": [1], "day": [1]})
+    folder.sink(partition_by="day").check_new_start(context())
+    sink = folder.opened(partition_by="day", at_new_start="replace")
+    folder.commit(sink, 1, rows)
+    assert folder.numbers() == [1]
+
+
 # Starts
 
 

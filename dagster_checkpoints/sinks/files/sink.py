@@ -107,7 +107,7 @@ class FileSink(TargetSink):
             SinkPathInUse: the location belongs to another stage or pipeline; or holds files that no FileSink has written (not
                 with ``at_new_start="keep"``); or holds files of a job with the number that the new job will have.
             SinkColumnsMismatch: the files there have another format or other partition columns (not with ``replace``).
-            InvalidSinkPath: the path is a file, or cannot be written.
+            InvalidSinkPath: the path is a file, or cannot be written; or a partition's directory is a symbolic link.
             SinkUnavailable: the location cannot be read, or its file system is full.
         """
         path = local_path(self._url)

@@ -105,12 +105,19 @@ class FileTarget(SteppedTarget):
         return list(islice((name for name, _ in self._files.sizes("") if _is_foreign(name)), _NAMED))
 
     def check_stage(self, scope: SinkScope) -> None:
-        """Check that the location is the stage's, or has no stage yet. Raises SinkPathInUse."""
+        """Check that the location is the stage's, or has no stage yet.
+
+        Raises:
+            SinkPathInUse: it belongs to another stage or pipeline.
+            InvalidSinkPath: a partition's directory is a link.
+        """
         self._scope = scope
         data = self._files.read(self.mark)
         if data is not None:
             self._history = read_mark(data, scope, self._files.place, f"{self._files.place}/{self.mark}").history
         self._check_format([scope.index])
+        if self._layout.partition_by:
+            self._files.check_folders()
 
     def check_layout(self) -> None:
         """Check that the files there have this layout. Raises SinkColumnsMismatch."""

@@ -11,7 +11,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
@@ -21,11 +21,11 @@ from dagster_checkpoints.files.durable import make_directory, place_all, sync
 from dagster_checkpoints.files.local import LocalStore
 from dagster_checkpoints.files.opening import open_store
 from dagster_checkpoints.files.store import ObjectStore, PutMode, UpdateVersion
-from dagster_checkpoints.files.urls import url_scheme
+from dagster_checkpoints.files.urls import is_hidden, url_scheme
 from dagster_checkpoints.sinks.engine import LedgerChanged
 from dagster_checkpoints.sinks.temporary_folder import temporary_folder
 from dagster_checkpoints.sinks.unwritable import place_error
-from dagster_checkpoints.systems.errors import SinkUnavailable
+from dagster_checkpoints.systems.errors import InvalidSinkPath, SinkUnavailable
 
 _PARALLEL_REQUESTS = 8
 _MAKING = 100
@@ -79,6 +79,9 @@ class TargetFiles(ABC):
     @abstractmethod
     def folders(self, prefix: str) -> list[str]:
         """The names of the folders directly below ``prefix``, which ends with ``/``."""
+
+    def check_folders(self) -> None:  # noqa: B027 - only a file system has links
+        """Refuse folders directly below the location that a listing leaves out: links to other directories."""
 
     @abstractmethod
     def missing(self, names: Sequence[str]) -> list[str]:
@@ -226,12 +229,27 @@ class LocalTargetFiles(StoreFiles):
     """
 
     def __init__(self, root: Path, sink: str) -> None:
-        super().__init__(LocalStore(root), sink)
+        super().__init__(LocalStore(root, on_link=self._refuse_link), sink)
         self._root = root
 
     @property
     def place(self) -> str:
         return str(self._root)
+
+    def check_folders(self) -> None:
+        with available(self._root, self._sink), suppress(FileNotFoundError), os.scandir(self._root) as entries:
+            for entry in entries:
+                if entry.is_symlink() and entry.is_dir():
+                    self._refuse_link(entry.name)
+
+    def _refuse_link(self, name: str) -> None:
+        if is_hidden(name):
+            return
+        raise InvalidSinkPath(
+            f"{self._sink}: expected the directories of partitions in {self._root}, found that {name} is a symbolic link to "
+            f"{os.readlink(self._root / name)}: what is behind a link would not be found when the sink removes rows. Move that "
+            "directory back in place of the link; or move the whole location, which may be a link or a mounted directory"
+        )
 
     @contextmanager
     def work_folder(self, name: str) -> Iterator[Path]:
@@ -266,6 +284,11 @@ class LocalTargetFiles(StoreFiles):
         for _ in range(_MAKING):  # another instance may delete the directory while it is empty
             if not known:
                 make_directory(target.parent, self._root)
+                for folder in (target.parent, *target.parent.parents):
+                    if folder == self._root:
+                        break
+                    if folder.is_symlink():
+                        self._refuse_link(folder.relative_to(self._root).as_posix())
             try:
                 os.rename(source, target)
             except FileNotFoundError:
