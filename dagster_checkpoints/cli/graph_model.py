@@ -180,7 +180,8 @@ def graph_of_status(status: PipelineStatus, pipeline: Pipeline | None = None) ->
         for stage in status.stages
         for source, how in (stage.inputs or {}).items()
     ]
-    chains = tuple(tuple(called.get(name, name) for name in chain) for chain in status.chains)
+    known = (tuple(called[name] for name in chain if name in called) for chain in status.chains)  # the file may be damaged
+    chains = tuple(filter(None, known))
     edges = edges or [GraphEdge(a, b, "pointwise") for chain in chains for a, b in pairwise(chain)]
     return PipelineGraph(
         status.pipeline, status.phase, tuple(stages), tuple(edges), chains or tuple((stage.name,) for stage in stages)

@@ -13,8 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from dagster_checkpoints.control.requests import Moment
 from dagster_checkpoints.errors import CorruptHistory
+from dagster_checkpoints.execution.moments import Moment, WithMoments
 
 VERSION = 1
 
@@ -95,7 +95,7 @@ class VertexParts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     instances: tuple[InstancePart, ...]
 
 
-class CheckpointEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CheckpointEntry(WithMoments, frozen=True, kw_only=True, omit_defaults=True):
     """A checkpoint or savepoint that has ended.
 
     Args:
@@ -140,7 +140,7 @@ class CheckpointEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 EventKind = Literal["run_started", "job_started", "restarting", "stage_finished", "stopping", "run_ended"]
 
 
-class EventEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EventEntry(WithMoments, frozen=True, kw_only=True, omit_defaults=True):
     """An event of a run.
 
     Args:
@@ -170,8 +170,8 @@ class EventEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     checkpoint_id: int | None = None
     location: str = ""
     stages: tuple[str, ...] = ()
-    instances: dict[str, int] = {}
-    settings: dict[str, Setting] = {}
+    instances: dict[str, int] = msgspec.field(default_factory=dict)
+    settings: dict[str, Setting] = msgspec.field(default_factory=dict)
     status: str = ""
     ended_by: str = ""
 
@@ -190,7 +190,7 @@ class StageSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     watermark_ms: int | None = None
 
 
-class HistorySample(msgspec.Struct, frozen=True):
+class HistorySample(WithMoments, frozen=True):
     """All stages at one moment: wall clock and epoch of the run, and the stages by name."""
 
     at: Moment

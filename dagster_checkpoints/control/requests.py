@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from dagster_checkpoints.errors import CorruptAnswer, CorruptRequest, InvalidRequest, InvalidStorageUrl
 from dagster_checkpoints.execution.job_requests import BoundedSources
+from dagster_checkpoints.execution.moments import Moment, WithMoments
 from dagster_checkpoints.files.urls import validate_directory
 from dagster_checkpoints.storage.layout import validate_request_id, validate_savepoint_name
 
@@ -22,13 +23,11 @@ NO_RUNNING_PIPELINE = "NO_RUNNING_PIPELINE"
 INVALID_REQUEST = "INVALID_REQUEST"
 """Reason of an answer: the request cannot be read, or no pipeline could carry it out."""
 
-Moment = Annotated[datetime, msgspec.Meta(tz=True)]
-"""A wall-clock time with its time zone: without one, two times could not be compared."""
 RequestKind = Literal["checkpoint", "savepoint", "stop", "end_source"]
 AnswerStatus = Literal["accepted", "done", "failed"]
 
 
-class ControlRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ControlRequest(WithMoments, frozen=True, kw_only=True):
     """A request to a running pipeline.
 
     Args:
@@ -71,7 +70,7 @@ class ControlRequest(msgspec.Struct, frozen=True, kw_only=True):
         return {name: getattr(self, name) for name in names}
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class Answer(WithMoments, frozen=True, kw_only=True):
     """The owner's answer to a request.
 
     Args:
@@ -95,7 +94,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_id: int | None = None
     location: str = ""
     url: str = ""
-    details: dict[str, Any] = {}
+    details: dict[str, Any] = msgspec.field(default_factory=dict)
     version: int = VERSION
 
     @property

@@ -11,8 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from dagster_checkpoints.control.requests import Moment
 from dagster_checkpoints.errors import CorruptStatus, NotFound
+from dagster_checkpoints.execution.moments import Moment, WithMoments
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 
 VERSION = 1
@@ -149,7 +149,7 @@ class VertexPart(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int = 0
 
 
-class CompletedCheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
+class CompletedCheckpointStatus(WithMoments, frozen=True, kw_only=True):
     """The latest completed checkpoint, or savepoint.
 
     Args:
@@ -173,7 +173,7 @@ class CompletedCheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[VertexPart, ...] = ()
 
 
-class FailureStatus(msgspec.Struct, frozen=True, kw_only=True):
+class FailureStatus(WithMoments, frozen=True, kw_only=True):
     """The latest checkpoint or savepoint that failed after it was triggered.
 
     Args:
@@ -236,7 +236,7 @@ class StopStatus(msgspec.Struct, frozen=True, kw_only=True):
         return f"{state}: {_named(self.waits_for)}" if self.waits_for else state
 
 
-class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
+class PipelineStatus(WithMoments, frozen=True, kw_only=True):
     """The content of ``status.json``.
 
     Args:

@@ -5,11 +5,11 @@ Values only; the storage floor encodes them. Wall-clock times are in UTC, for pe
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Literal
 
 import msgspec
 
+from dagster_checkpoints.execution.moments import Moment, WithMoments
 from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
 
 VERSION = 4
@@ -46,17 +46,17 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     started: int = 0
 
 
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
+class Lease(WithMoments, frozen=True, kw_only=True):
     """The owner's right to act: it renews the lease within ``seconds``, or stops acting."""
 
     owner: Owner
     seconds: float
-    acquired_at: datetime
-    renewed_at: datetime
+    acquired_at: Moment
+    renewed_at: Moment
     renewals: int = 0
 
 
-class CheckpointPointer(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointPointer(WithMoments, frozen=True, kw_only=True):
     """A completed checkpoint and its location.
 
     Args:
@@ -74,7 +74,7 @@ class CheckpointPointer(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     epoch: int
     job_id: int
-    completed_at: datetime
+    completed_at: Moment
     claimed: bool = False
 
     @property
@@ -83,7 +83,7 @@ class CheckpointPointer(msgspec.Struct, frozen=True, kw_only=True):
         return self.claimed or self.kind != "savepoint"
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class Job(WithMoments, frozen=True, kw_only=True):
     """The pipeline's latest job: one new start with all its resumptions.
 
     Args:
@@ -101,8 +101,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: int = 0
     status: JobState = "NONE"
-    started_at: datetime | None = None
-    ended_at: datetime | None = None
+    started_at: Moment | None = None
+    ended_at: Moment | None = None
     ended_by: EndedBy = ""
     savepoint: str = ""
     stop_asked_by: StopAskedBy = ""

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from dagster_checkpoints import ParquetSink, Pipeline, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.cli.graph_drawing import as_mermaid, as_text
@@ -200,6 +201,13 @@ def test_a_checkpoint_with_the_code_of_another_version(
 def test_a_pipeline_that_runs_is_drawn_as_it_runs(version: Version) -> None:
     """Without the code, and whatever the newest checkpoint has recorded."""
     check(graph_of_status(status(version())), EDGES[version])
+
+
+def test_a_damaged_status_whose_chains_name_no_stage_is_drawn() -> None:
+    found = status(before())
+    damaged = structs.replace(found, chains=(("nowhere",), *((*chain, "nowhere") for chain in found.chains)))
+    check(graph_of_status(damaged), EDGES[before])
+    check(combine(graph_of_code(before()), graph_of_status(damaged)), EDGES[before])
 
 
 @pytest.mark.parametrize(

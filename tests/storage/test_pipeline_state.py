@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,19 @@ def test_a_truncated_state_is_never_misread(name: str) -> None:
     for end in range(0, len(data), 7):
         with pytest.raises(CorruptPipelineState):
             decode_state(data[:end], "here")
+
+
+@pytest.mark.parametrize("moment", ["2026-01-01T00:00:00", "0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-00:01"])
+def test_a_state_with_a_time_that_is_none_in_utc_is_corrupt(moment: str) -> None:
+    names = set()
+    for example in EXAMPLES.glob("state-version-*.json"):
+        data = example.read_bytes()
+        for time in set(re.findall(rb'"\w+_at": "\d[^"]*"', data)):
+            name = time.partition(b":")[0]
+            names.add(name.decode())
+            with pytest.raises(CorruptPipelineState, match=r"here, found \d+ bytes that are not"):
+                decode_state(data.replace(time, name + f': "{moment}"'.encode()), "here")
+    assert names == {f'"{name}_at"' for name in ("acquired", "renewed", "started", "ended", "completed")}
 
 
 # -- savepoints

@@ -98,8 +98,19 @@ def test_fields_that_a_later_release_adds_are_ignored() -> None:
     assert decode_status(data, "here") == STATUS
 
 
+MOMENT = msgspec.json.encode(NOW)
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"\xff\xfe", b'{"version": 1}', b'{"version": 2}', b"[" * 100_000, encode_status(STATUS)[:-9]]
+    "content",
+    [
+        *(b"", b"{", b"[]", b"\xff\xfe", b'{"version": 1}', b'{"version": 2}', b"[" * 100_000, encode_status(STATUS)[:-9]),
+        *(
+            encode_status(STATUS).replace(b'"' + name + b'":' + MOMENT, b'"' + name + b'":"' + moment + b'"')
+            for name in (b"updated_at", b"started_at", b"completed_at", b"failed_at")
+            for moment in (b"2026-01-01T00:00:00", b"0001-01-01T00:00:00+23:59", b"9999-12-31T23:59:59-00:01")
+        ),
+    ],
 )
 def test_a_status_that_cannot_be_read_is_named(storage: CheckpointStorage, content: bytes) -> None:
     storage.store.put("flights/status.json", content)
