@@ -224,7 +224,7 @@ def test_options_that_spark_refuses_when_a_query_starts(spark: Any, tmp_path: Pa
             source_checks.check_source(call, frame)
         assert found in str(raised.value)
     else:
-        warnings = " ".join(source_checks.check_source(call, frame))
+        warnings = " ".join(map(str, source_checks.check_source(call, frame)))
         assert "has fileNameOnly=true: Spark skips" in warnings and "has header=true, and not enforceSchema=false" in warnings
 
 
@@ -260,7 +260,9 @@ def test_files_that_are_older_than_others(
     def read_all() -> None:
         context = StageContext(spark=spark, stage="lines", instance="0", index=0, parallelism=1, state=None, log=None)  # type: ignore[arg-type]
         frame = lines.transform(context)
-        warnings = [text for text in source_checks.check_source(StageCall(lines, context), frame) if "maxFileAge" in text]
+        warnings = [
+            text for text in map(str, source_checks.check_source(StageCall(lines, context), frame)) if "maxFileAge" in text
+        ]
         assert bool(warnings) is warned
         assert all(
             text.startswith("Stage 'lines': FileSource[") and '.option("maxFileAge", "36500d")' in text for text in warnings
@@ -406,7 +408,11 @@ def test_a_source_that_is_not_known_to_keep_its_rows_is_warned_of(spark: Any, mo
     assert source_checks.check_source(call, frame) == []
     monkeypatch.setattr(source_checks, "_KEEPS_ROWS", frozenset({"kafka"}))
     [warning] = source_checks.check_source(call, frame)
-    assert warning.startswith("Stage 'ticks': it is not known what rate in ") and "they are lost" in warning
+    assert (
+        isinstance(warning, str)
+        and warning.startswith("Stage 'ticks': it is not known what rate in ")
+        and "they are lost" in warning
+    )
 
 
 @pytest.mark.skipif(not hasattr(DataStreamReader, "name"), reason="Spark 4.2 has begun to name sources")

@@ -60,7 +60,7 @@ from dagster_checkpoints.spark.query.plan_nodes import (
     streams,
 )
 from dagster_checkpoints.spark.query.row_counts import counted
-from dagster_checkpoints.spark.query.source_checks import at_end, check_limits, check_source, source_of
+from dagster_checkpoints.spark.query.source_checks import SourceWarning, at_end, check_limits, check_source, source_of
 from dagster_checkpoints.spark.query.spark_advice import advice_on_refused_plan
 from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
 from dagster_checkpoints.spark.query.stage_inputs import nullable
@@ -94,7 +94,7 @@ class QueryPlan:
     takes_watermark: bool = True
     outputs: Mapping[str, DataFrame] = field(default_factory=dict)
     output_mode: str = "append"
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str | SourceWarning, ...] = ()
     stateful: tuple[str, ...] = ()
     fused: Mapping[str, FusedStream] = field(default_factory=dict)
     observations: Mapping[str, Observation] = field(default_factory=dict)
@@ -126,7 +126,7 @@ def build_plan(
     meeting = merging_in(pipeline, [*fused, *(call.stage.name for call in calls)]) if stand_ins is not None else None
     own_watermark = bool(_watermarks(fused.values()))
     setting = frozenset(own_watermarks)
-    warnings: list[str] = []
+    warnings: list[str | SourceWarning] = []
     stateful: tuple[str, ...] = ()
     frame: DataFrame | None = None
     outputs: dict[str, DataFrame] = {}

@@ -131,7 +131,25 @@ class StreamingSource:
     acts: str = ""
 
 
-def check_source(call: StageCall, frame: DataFrame) -> list[str]:
+@dataclass(frozen=True)
+class SourceWarning:
+    """A warning of one source, which may be true of many others.
+
+    Attributes:
+        source: The stage, the source and its location.
+        found: What it has, or has not.
+        advice: What that means, and what to do.
+    """
+
+    source: str
+    found: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.source} {self.found}: {self.advice}"
+
+
+def check_source(call: StageCall, frame: DataFrame) -> list[str | SourceWarning]:
     """Refuse a source that acts when Spark commits a batch; warn of sources that may skip rows, or not keep them.
 
     Returns:
@@ -144,7 +162,7 @@ def check_source(call: StageCall, frame: DataFrame) -> list[str]:
         OffsetCommitError: A source cannot commit its offsets to a consumer group.
         SourceOptionsError: Spark refuses the options of a file stream.
     """
-    warnings = []
+    warnings: list[str | SourceWarning] = []
     for leaf in streams(frame):
         source = source_of(frame, leaf)
         if name := _name_in_spark(leaf):
@@ -207,16 +225,21 @@ def check_source(call: StageCall, frame: DataFrame) -> list[str]:
             )
         misread = [_SKIPS_OLD_FILES] if skips_old_files(source) else []
         misread += [_MISREAD[option] for option in misread_options(source)]
-        warnings += [f"Stage {call.stage.name!r}: {source.title} in {call.stage.location} has {text}." for text in misread]
+        about = f"Stage {call.stage.name!r}: {source.title} in {call.stage.location}"
+        parts = (text.partition(": ") for text in misread)
+        warnings += [SourceWarning(about, f"has {found}", f"{advice}.") for found, _, advice in parts]
     return warnings
 
 
-def check_limits(call: StageCall, frame: DataFrame) -> list[str]:
+def check_limits(call: StageCall, frame: DataFrame) -> list[SourceWarning]:
     """Warnings of the streaming sources of a DataFrame without a limit per micro-batch."""
     return [
-        f"Stage {call.stage.name!r}: {source.title} in {call.stage.location} has no {missing}: all available rows "
-        "become one micro-batch: its rows are committed only when all of it has been evaluated, and a crash repeats all of it. "
-        "Set the option."
+        SourceWarning(
+            f"Stage {call.stage.name!r}: {source.title} in {call.stage.location}",
+            f"has no {missing}",
+            "all available rows become one micro-batch: its rows are committed only when all of it has been evaluated, and a "
+            "crash repeats all of it. Set the option.",
+        )
         for source in (source_of(frame, leaf) for leaf in streams(frame))
         if (missing := missing_limit(source))
     ]
