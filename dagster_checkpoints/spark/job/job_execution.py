@@ -92,7 +92,7 @@ class JobExecution:
         self._starting = JobStart(pipeline, storage, options, on_event, self._log)
         self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._cancel_asked = threading.Event()
-        self._savepoints = SavepointsInProgress(storage)
+        self._savepoints = SavepointsInProgress(storage, pipeline.stages)
         self._driver: JobDriver | None = None
         self._work = WorkDirectory(options.work_directory / pipeline.name, options.scratch_directory / pipeline.name)
 

@@ -7,11 +7,15 @@ taken.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dagster_checkpoints.control import ControlRequest
 from dagster_checkpoints.coordination import CheckpointProperties
-from dagster_checkpoints.storage import CheckpointStorage, SavepointDirectory
+from dagster_checkpoints.files.urls import validate_directory
+from dagster_checkpoints.pipeline import Stage
+from dagster_checkpoints.storage import CheckpointStorage, InvalidStorageUrl, SavepointDirectory
+from dagster_checkpoints.systems.locations import location_of
 
 
 @dataclass(frozen=True)
@@ -37,10 +41,12 @@ class SavepointsInProgress:
 
     Args:
         storage: The storage of the pipeline.
+        stages: The stages, in whose sinks' locations no savepoint is made.
     """
 
-    def __init__(self, storage: CheckpointStorage) -> None:
+    def __init__(self, storage: CheckpointStorage, stages: Iterable[Stage] = ()) -> None:
         self._storage = storage
+        self._sinks = {stage.name: str(at) for stage in stages if (at := getattr(stage.sink, "location", None))}
         self._lock = threading.Lock()
         self._destinations: dict[str, SavepointDestination] = {}
         self._directories: dict[int, SavepointDirectory] = {}
@@ -62,10 +68,22 @@ class SavepointsInProgress:
         A drain whose savepoint fails costs a restart of the job.
 
         Raises:
-            StorageError: The destination cannot be written; names it and the cause.
+            StorageError: The destination cannot be written, or is in the location of a sink; names it and the cause.
         """
         if destination.target:
+            self._check_outside_sinks(destination.target)
             self._storage.savepoint_directory(0, destination.name, destination.target).check()
+
+    def _check_outside_sinks(self, target: str) -> None:
+        """Refuse a place where readers of a sink's table would find the savepoint's files, or a program that cleans it up."""
+        place = location_of(validate_directory(target))
+        for stage, location in self._sinks.items():
+            if f"{place}/".startswith(f"{location.rstrip('/')}/"):
+                raise InvalidStorageUrl(
+                    f"expected a directory for savepoints outside of what sinks write, found {target!r} in {location}, which is "
+                    f"the location of the sink of stage {stage!r}: readers there would take the savepoint's files for rows. Name "
+                    "another directory, or none: then it is stored with the pipeline's checkpoints"
+                )
 
     def directory(self, checkpoint_id: int, properties: CheckpointProperties) -> SavepointDirectory:
         """The directory of a savepoint that was triggered."""

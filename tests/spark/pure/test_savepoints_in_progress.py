@@ -7,12 +7,21 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dagster_checkpoints.coordination import CheckpointProperties
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointDestination, SavepointsInProgress
-from dagster_checkpoints.storage import CheckpointDiscarded, CheckpointStorage, LocalStore, Owner, SavepointDirectory
+from dagster_checkpoints.storage import (
+    CheckpointDiscarded,
+    CheckpointStorage,
+    InvalidStorageUrl,
+    LocalStore,
+    Owner,
+    SavepointDirectory,
+)
 
 PROPERTIES = CheckpointProperties.for_savepoint(request_id="nightly")
 
@@ -67,3 +76,37 @@ def test_of_a_failed_savepoint_stays_what_refuses_late_uploads(
     with pytest.raises(CheckpointDiscarded):
         upload(savepoints.directory(7, PROPERTIES), tmp_path, "c")
     assert list(storage.store.list("flights/savepoints/")) == []
+
+
+@pytest.mark.parametrize(
+    ("location", "target", "inside"),
+    [
+        ("{}/table", "{}/table", True),
+        ("{}/table", "{}/table/", True),
+        ("{}/table", "{}/table/savepoints/deeper", True),
+        ("{}/table", "file://{}/table/savepoints", True),
+        ("{}/table", "{}/link/savepoints", True),
+        ("{}/table", "{}/tables", False),
+        ("{}/table", "{}", False),
+        ("s3://lake/table", "s3://lake/table/savepoints", True),
+        ("s3://lake/table", "s3://lake/table2", False),
+        ("sqlite:///{}/table/main/t", "{}/table", False),
+    ],
+)
+def test_a_savepoint_is_not_made_where_a_sink_writes(
+    storage: CheckpointStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: str, target: str, inside: bool
+) -> None:
+    (tmp_path / "table").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "table")
+    stages: Any = [
+        SimpleNamespace(name="past", sink=None),
+        SimpleNamespace(name="sums", sink=SimpleNamespace(location=location.format(tmp_path))),
+    ]
+    made = SavepointsInProgress(storage, stages)
+    monkeypatch.setattr(storage, "savepoint_directory", lambda *place: SimpleNamespace(check=lambda: None))
+    destination = SavepointDestination(target.format(tmp_path), "x")
+    if not inside:
+        made.check(destination)
+        return
+    with pytest.raises(InvalidStorageUrl, match=r"in .*table, which is the location of the sink of stage 'sums'.*Name another"):
+        made.check(destination)
