@@ -272,7 +272,8 @@ class LocalStore:
         try:
             yield
         except (FileNotFoundError, IsADirectoryError) as error:
-            raise NotFound(f"expected an object at {where}, found none") from error
+            found = "a directory: move it away" if isinstance(error, IsADirectoryError) else "none"
+            raise NotFound(f"expected an object at {where}, found {found}") from error
         except OSError as error:
             raise StorageUnavailable(
                 f"cannot {verb} {where}: {error}. Check that the directory exists, is mounted, writable and not full"

@@ -14,6 +14,7 @@ from dagster_checkpoints.storage import (
     AlreadyExists,
     InvalidKey,
     LocalStore,
+    NotFound,
     Precondition,
     StorageUnavailable,
     UpdateVersion,
@@ -185,3 +186,10 @@ def test_a_folder_shows_by_its_mark_that_it_has_changed(tmp_path: Path, change: 
     elif change != "none":
         store.put("flights/requests/" + ("one.json" if change == "overwrite" else "two.json"), b"2")
     assert (store.change_mark("flights/requests/") == before) is (change == "none")
+
+
+def test_a_directory_in_the_place_of_a_file_is_named(local: LocalStore) -> None:
+    (local.root / "status.json").mkdir(parents=True)
+    for act in (lambda: local.put("status.json", b"x"), lambda: local.get("status.json")):
+        with pytest.raises(NotFound, match=r"expected an object at .*/status\.json, found a directory: move it away"):
+            act()

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_checkpoints.execution.source_answers import Doing, SourceLook
 from dagster_checkpoints.execution.source_progress import SourceProgress
 from dagster_checkpoints.spark.files.work_path import WorkPath, url
+from dagster_checkpoints.spark.query.disk_full import disk_full
 from dagster_checkpoints.spark.query.driver_sources import KEPT_ERRORS, SourceFailed
 from dagster_checkpoints.spark.query.file_batches import check_files
 from dagster_checkpoints.spark.query.file_paths import reads_files
@@ -401,7 +402,8 @@ class TaskQuery:
             return None
         raised = self._query.exception()
         if raised is not None and not _is_interruption(self.error):
-            return self.error or (self._gate.error if self._gate is not None else KEPT_ERRORS.take(raised)) or raised
+            found = self.error or (self._gate.error if self._gate is not None else KEPT_ERRORS.take(raised)) or raised
+            return disk_full(found, self.checkpoint) or found
         if self.error is None and self._reached_end():
             return None
         stopped = QueryStopped()
