@@ -53,6 +53,7 @@ from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
 from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.query import plans
+from dagster_checkpoints.spark.query.error_text import text_of_error
 from dagster_checkpoints.spark.query.query import TaskQuery
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS
@@ -469,7 +470,7 @@ class Task(ABC):
             if self.snapshots.is_pinned(checkpoint_id):
                 raise  # the barrier may have been sent
             self.snapshots.discard(checkpoint_id)
-            actions = self.machine.handle(SnapshotFailed(checkpoint_id, f"{type(error).__name__}: {error}"), time.monotonic())
+            actions = self.machine.handle(SnapshotFailed(checkpoint_id, text_of_error(error)), time.monotonic())
         self.perform(actions)
 
     def _pin(self, due: PinSnapshot, batch_id: int) -> None:
