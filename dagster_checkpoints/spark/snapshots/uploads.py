@@ -21,6 +21,7 @@ from dagster_checkpoints.execution.elements import EndOfData, EndOfPartition, Wa
 from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.spark.channels.channel_log import LoggedElement, Records, SegmentFiles
+from dagster_checkpoints.spark.query.error_text import text_of_error
 from dagster_checkpoints.spark.snapshots.pinned_queries import SharedPin, sources_of
 from dagster_checkpoints.state import (
     ChannelElement,
@@ -128,8 +129,7 @@ class SnapshotUploader:
         except StorageError as error:
             self._report(Declined(task, checkpoint_id, FailureReason.IO_EXCEPTION, str(error)))
         except Exception as error:
-            message = f"{type(error).__name__}: {error}"
-            self._report(Declined(task, checkpoint_id, FailureReason.CHECKPOINT_ASYNC_EXCEPTION, message))
+            self._report(Declined(task, checkpoint_id, FailureReason.CHECKPOINT_ASYNC_EXCEPTION, text_of_error(error)))
         else:
             measured = replace(
                 statistics,
