@@ -87,3 +87,42 @@ def test_a_setting_that_decides_rows_is_refused_and_set_back(spark: Any, tmp_pat
         return session
 
     assert check_plans(pipeline(tmp_path, in_its_own), spark).ok
+
+
+@pytest.fixture
+def own_settings(spark: Any) -> Any:
+    """Sets the settings of the session that all tests share back."""
+    before = dict(spark.conf.getAll)
+    yield {name: value for name, value in before.items() if not name.startswith(("spark.app.", "spark.driver.port"))}
+    for name in dict(spark.conf.getAll).keys() - before.keys():
+        spark.conf.unset(name)
+    for name, value in before.items():
+        if spark.conf.get(name, None) != value:
+            spark.conf.set(name, value)
+
+
+@pytest.mark.parametrize("name", ["spark.sql.ansi.enabled", "spark.sql.caseSensitive", "spark.sql.legacy.sizeOfNull"])
+def test_a_pipeline_does_not_get_the_settings_of_what_ran_before_it_in_the_process(
+    spark: Any, own_settings: dict[str, str], name: str
+) -> None:
+    usual = spark.conf.get(name)
+    other = "false" if usual == "true" else "true"
+    assert name not in own_settings
+    for before in ("another pipeline", "other code"):
+        if before == "another pipeline":
+            assert spark_session.build_session({**own_settings, name: other}).conf.get(name) == other
+        else:
+            spark.conf.set(name, other)
+        assert spark_session.build_session(own_settings).conf.get(name) == usual, before
+
+
+def test_a_session_that_other_code_has_made_is_refused_with_settings_that_decide_rows(
+    spark: Any, own_settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_session, "_OF_A_FRESH_SESSION", {})
+    spark.conf.set("spark.sql.ansi.enabled", "false")
+    with pytest.raises(SparkSettingError, match=r"spark\.sql\.ansi\.enabled=false.*other code.*spark_config.*process of its own"):
+        spark_session.build_session(own_settings)
+    named = {**own_settings, "spark.sql.ansi.enabled": "false"}
+    assert spark_session.build_session(named).conf.get("spark.sql.ansi.enabled") == "false"
+    assert spark_session.build_session(own_settings).conf.get("spark.sql.ansi.enabled") == "true", "that of another pipeline"

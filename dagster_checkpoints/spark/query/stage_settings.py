@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pyspark.sql import SparkSession
-
 from dagster_checkpoints.pipeline import Stage, StageContext
 from dagster_checkpoints.spark.errors import StageSettingError
-
-DECIDE_ROWS = (
-    "spark.sql.ansi.",
-    "spark.sql.caseSensitive",
-    "spark.sql.legacy.",
-    "spark.sql.mapKeyDedupPolicy",
-    "spark.sql.session.timeZone",
-    "spark.sql.storeAssignmentPolicy",
-)
-"""How the names of these settings begin. Spark reads them when it analyzes a plan, from the session."""
+from dagster_checkpoints.spark.row_settings import row_settings, set_back
 
 
 @contextmanager
@@ -30,14 +19,14 @@ def keeping_settings(stage: Stage, context: StageContext) -> Iterator[None]:
     Raises:
         StageSettingError: The function has changed one; it has its value of before again.
     """
-    before = _settings(context.spark)
+    before = row_settings(context.spark)
     try:
         yield
     finally:
-        changed = dict(before.items() ^ _settings(context.spark).items()).keys()
+        changed = dict(before.items() ^ row_settings(context.spark).items()).keys()
         found = {name: context.spark.conf.get(name, None) for name in sorted(changed)}
         for name in changed:
-            context.spark.conf.set(name, before[name]) if name in before else context.spark.conf.unset(name)
+            set_back(context.spark, name, before.get(name))
     if found:
         name, value = next(iter(found.items()))
         raise StageSettingError(
@@ -48,10 +37,3 @@ def keeping_settings(stage: Stage, context: StageContext) -> Iterator[None]:
             "it, and would be made with it after a restart. Set it for the whole job, in the resource's spark_config; or use a "
             "function that has it as an argument, such as F.from_utc_timestamp for a time zone",
         )
-
-
-def _settings(spark: SparkSession) -> dict[str, str]:
-    """The settings of the session that decide rows, as one message from the JVM."""
-    lines = str(spark._jsparkSession.conf().getAll().mkString("\n")).split("\n")
-    pairs = (line.split(" -> ", 1) for line in lines if line.startswith(DECIDE_ROWS) and " -> " in line)
-    return {name: value for name, value in pairs}

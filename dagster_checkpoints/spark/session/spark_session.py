@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.spark.query.query_guard import guard_queries
 from dagster_checkpoints.spark.query.query_sessions import POLLING_DELAY, USUAL_POLLING_DELAY
+from dagster_checkpoints.spark.row_settings import row_settings, set_back
 from dagster_checkpoints.spark.session import executor_probe
 from dagster_checkpoints.spark.session.class_archive import ClassArchive
 from dagster_checkpoints.spark.session.hadoop_defaults import forget_files_of_defaults
@@ -209,11 +210,13 @@ def build_session(config: Mapping[str, Any] | None = None, *, share_classes: boo
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1" if settings["spark.master"].startswith("local") else "")
     if not os.environ["SPARK_LOCAL_IP"]:
         del os.environ["SPARK_LOCAL_IP"]
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder
     for key, value in settings.items():
         builder = builder.config(key, value)
+    joins = SparkContext._active_spark_context is not None
     with lean_spark_home(settings):
         if share_classes:
             archive = ClassArchive(java_home, settings)
@@ -224,7 +227,43 @@ def build_session(config: Mapping[str, Any] | None = None, *, share_classes: boo
         else:
             launch(settings)
             spark = builder.getOrCreate()
+    _forget_settings_of_others(spark, settings, joins=joins)
     return prepare_session(spark)
+
+
+_OF_A_FRESH_SESSION: dict[str, dict[str, str]] = {}
+"""By Spark application that this module has started, the settings that decide rows and come from `spark-defaults.conf`."""
+
+
+def _forget_settings_of_others(spark: SparkSession, settings: Mapping[str, str], *, joins: bool) -> None:
+    """Let a pipeline have the settings that decide its rows as in a process of its own.
+
+    Args:
+        spark: The session, with this pipeline's settings.
+        settings: These.
+        joins: Whether the session was there before: another pipeline of the run has used it, or other code has made it.
+
+    Raises:
+        SparkSettingError: Other code has made the session with a setting that decides rows, which this pipeline does not name.
+    """
+    application, found = spark.sparkContext.applicationId, row_settings(spark)
+    others = {name: value for name, value in found.items() if name not in settings}
+    if not joins:
+        _OF_A_FRESH_SESSION.clear()
+    if application not in _OF_A_FRESH_SESSION:
+        if joins and others:
+            name, value = min(others.items())
+            raise SparkSettingError(
+                f"Spark configuration {name}={value}: expected that only the resource's spark_config and spark-defaults.conf say "
+                "what rows the pipeline computes, found that other code has made this process's Spark session with it. Without "
+                "that code the rows would be others. Name the setting in the resource's spark_config, with the value that you "
+                "want; or run the pipeline in a process of its own."
+            )
+        _OF_A_FRESH_SESSION[application] = others
+    fresh = _OF_A_FRESH_SESSION[application]
+    for name in (fresh.keys() | others.keys()) - settings.keys():
+        if found.get(name) != fresh.get(name):
+            set_back(spark, name, fresh.get(name))
 
 
 def prepare_session(spark: SparkSession) -> SparkSession:
