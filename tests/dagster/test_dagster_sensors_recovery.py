@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +15,12 @@ import pytest
 from dagster._core.events import DagsterEvent, DagsterEventType
 from dagster._core.execution.plan.objects import StepFailureData
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+from dagster._core.utils import make_new_run_id
 
 from dagster_checkpoints import Pipeline
 from dagster_checkpoints.plugin.run_tags import ATTEMPT, RECOVERS
 from dagster_checkpoints.plugin.sensors import pipeline_sensor
+from dagster_checkpoints.plugin.sensors.waiting_runs import OwnerAction, owner_action
 from dagster_checkpoints.plugin.stage_assets import PIPELINE, REFUSED, NotAPipelineAssetError
 from dagster_checkpoints.sensors import Backoff, build_recovery_sensor
 
@@ -66,8 +70,6 @@ def new_run(
     location: str = "",
 ) -> str:
     """A run in Dagster's storage that has just ended, after this number of seconds."""
-    from dagster._core.utils import make_new_run_id
-
     run = dg.DagsterRun(
         job_name=job_name,
         run_id=make_new_run_id(),
@@ -548,6 +550,107 @@ def test_a_run_that_does_not_own_the_pipeline_is_not_marked_as_failed(
     assert "is STARTED" in tick(sensor, instance, cursor).skip_message
     found = instance.get_run_by_id(started)
     assert found is not None and found.status is dg.DagsterRunStatus.STARTED
+
+
+STARTED, QUEUED = dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.QUEUED
+FAILURE, CANCELED, SUCCESS = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.SUCCESS
+
+
+def test_what_a_dead_owner_holds_is_freed_for_the_run_that_waits_behind_it() -> None:
+    """Every status of the owner and of the newest run, with and without a lease that may still be renewed."""
+    not_left = {
+        (STARTED, True): OwnerAction.WATCH,
+        (STARTED, False): OwnerAction.WATCH,
+        (FAILURE, False): OwnerAction.FREE_POOLS,
+        (CANCELED, False): OwnerAction.FREE_POOLS,
+    }
+    for owner_status, newest, renews in product(dg.DagsterRunStatus, dg.DagsterRunStatus, (True, False)):
+        waits = newest not in (SUCCESS, FAILURE, CANCELED)
+        expected = not_left.get((owner_status, renews), OwnerAction.LEAVE) if waits else OwnerAction.LEAVE
+        assert owner_action(owner_status, newest, renews=renews) is expected, f"{owner_status}, {newest}, renews: {renews}"
+
+
+def new_waiting_run(instance: dg.DagsterInstance, status: dg.DagsterRunStatus) -> str:
+    if status is STARTED:
+        return new_run(instance, STARTED)
+    origin = job_in("here", "nightly")
+    run = dg.DagsterRun(job_name="nightly", run_id=make_new_run_id(), status=status, remote_job_origin=origin)
+    instance.add_run(run)
+    return run.run_id
+
+
+@pytest.fixture
+def in_sqlite(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """An instance whose storage has pools, with one slot in the pool `feeds`."""
+    from dagster._core.test_utils import instance_for_test
+
+    with instance_for_test(temp_dir=str(tmp_path)) as made:
+        made.event_log_storage.set_concurrency_slots("feeds", 1)
+        yield made
+
+
+def holders(instance: dg.DagsterInstance) -> set[str]:
+    return {slot.run_id for slot in instance.event_log_storage.get_concurrency_info("feeds").claimed_slots}
+
+
+@pytest.mark.parametrize("waiting", [QUEUED, STARTED])
+@pytest.mark.parametrize("owner_status", [STARTED, FAILURE, CANCELED])
+def test_a_run_that_waits_behind_a_dead_owner_follows_it(
+    make: Make,
+    tick: Tick,
+    in_sqlite: dg.DagsterInstance,
+    owner: Owner,
+    meeting_pipeline: Pipeline,
+    later: Callable[[float], None],
+    owner_status: dg.DagsterRunStatus,
+    waiting: dg.DagsterRunStatus,
+) -> None:
+    instance = in_sqlite
+    dead = new_run(instance, owner_status)
+    running = owner(meeting_pipeline, dead, lease_seconds=60.0)
+    instance.event_log_storage.claim_concurrency_slot("feeds", dead, "pipeline_op")
+    behind = new_waiting_run(instance, waiting)
+    sensor, cursor = make(dead_after=100.0), None
+
+    def look(seconds: float) -> str:
+        nonlocal cursor
+        later(seconds)
+        result = tick(sensor, instance, cursor)
+        cursor = result.cursor
+        assert not result.run_requests, "the run that waits continues the job"
+        assert behind in result.skip_message and dead in result.skip_message
+        return str(result.skip_message)
+
+    def status() -> dg.DagsterRunStatus:
+        run = instance.get_run_by_id(dead)
+        assert run is not None
+        return run.status
+
+    for seconds in (0.0, 90.0):  # it renews its lease, so it is alive
+        running.ownership.renew()
+        look(seconds)
+        assert status() is owner_status and holders(instance) == {dead}
+    look(140.0)
+    assert status() is owner_status and holders(instance) == {dead}, "50 s without a renewal"
+    text = look(191.0)
+    if owner_status is STARTED:
+        assert "The run has not renewed its lease on the pipeline for 101 s" in text and f"Run {behind}" in text
+        assert status() is FAILURE
+        text = look(221.0)
+    assert "Its slots in pools are given back" in text and holders(instance) == set()
+    found = instance.get_run_by_id(behind)
+    assert found is not None and found.status is waiting
+
+
+def test_a_run_that_waits_behind_an_owner_that_has_released_the_pipeline_gets_its_slot_at_once(
+    make: Make, tick: Tick, in_sqlite: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
+) -> None:
+    failed = new_run(in_sqlite)
+    owner(meeting_pipeline, failed).end("FAILED")
+    in_sqlite.event_log_storage.claim_concurrency_slot("feeds", failed, "pipeline_op")
+    new_waiting_run(in_sqlite, STARTED)
+    assert not tick(make(), in_sqlite).run_requests
+    assert holders(in_sqlite) == set()
 
 
 def test_a_pipeline_that_another_run_owns_is_not_restarted(

@@ -20,6 +20,7 @@ from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor, writ
 from dagster_checkpoints.plugin.sensors.pipeline_runs import location_of, runs_of, was_refused
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import SensorTick, pipeline_sensor, skip
 from dagster_checkpoints.plugin.sensors.run_retries import pending_retry
+from dagster_checkpoints.plugin.sensors.waiting_runs import OwnerAction, owner_action
 from dagster_checkpoints.plugin.stage_assets import PIPELINE, run_selection, stage_keys
 from dagster_checkpoints.storage import CorruptStatus, PipelineState
 
@@ -63,7 +64,7 @@ class Backoff:
 
 class _RecoveryCursor(Cursor, frozen=True, kw_only=True, omit_defaults=True):
     """Args:
-    run: id of the failed run whose process may still be alive.
+    run: id of the run whose process may still be alive.
     token: the token of the lease at the last tick.
     since: the time since which the token is the same, seconds since 1970, by the sensors' clock.
     looked: the time of the last tick, by the same clock.
@@ -99,7 +100,8 @@ def build_recovery_sensor(
     savepoint to restore from and the run failed before it had completed its first checkpoint, the new run starts from the same
     one; otherwise from the latest checkpoint. Each failed run is restarted once, even if the sensor's cursor is lost: the run key
     is the failed run's id. As long as Dagster is going to retry the run, or retries it (`run_retries`), the sensor waits. It
-    gives back the slots of pools that the failed run still holds.
+    gives back the slots of pools that the failed run still holds. If a newer run waits behind the failed one, the sensor gives
+    back the slots, and starts no other run: the newer run continues the job.
 
     A run whose process was killed counts as failed only after Dagster has marked it so. Dagster's default launcher does that by
     itself while the code server is alive; for other launchers switch on `run_monitoring` in `dagster.yaml`. The sensor marks what
@@ -155,10 +157,12 @@ def build_recovery_sensor(
         run = record.dagster_run
         now = tick.now.timestamp()
         before = _unless_paused(read_cursor(tick.dagster.cursor, _RecoveryCursor), now, longest_pause)
+        if owner is not None and run.run_id != owner.dagster_run.run_id and not run.is_finished:
+            return _behind_owner(tick.dagster.instance, owner.dagster_run, run, op_name, state, before, now, dead_after)
         if run.status is dg.DagsterRunStatus.STARTED and dead_after is not None:
             silence = _silence(tick.dagster.instance, run, op_name, state)
             if silence:
-                return _watch(tick.dagster.instance, run, silence, state, before, now, dead_after)
+                return _watch(tick.dagster.instance, run, run, silence, state, before, now, dead_after)
         if run.status is not dg.DagsterRunStatus.FAILURE:
             return skip(f"The newest run, {run.run_id}, is {run.status.value}.", _RecoveryCursor())
         if retry := pending_retry(tick.dagster.instance, record, now):
@@ -340,6 +344,7 @@ def _watched(run_id: str, state: PipelineState | None, before: _RecoveryCursor, 
 def _watch(
     instance: dg.DagsterInstance,
     run: dg.DagsterRun,
+    newest: dg.DagsterRun,
     silence: str,
     state: PipelineState | None,
     before: _RecoveryCursor,
@@ -350,13 +355,45 @@ def _watch(
     after = _watched(run.run_id, state, before, now)
     lease = state.lease.seconds if state is not None and state.lease is not None else 0.0
     if now - after.since < max(dead_after, lease):
-        return skip(f"The newest run, {run.run_id}, is {run.status.value}.", after)
+        return skip(_not_failed(run, newest), after)
     message = (
         f"The run {silence} for {now - after.since:.0f} s: its process has died, and Dagster has not noticed it, because its "
         "machine, the code server that had started it or Dagster's storage was gone. The recovery sensor marks the run as failed."
     )
     instance.report_run_failed(run, message)
-    return skip(f"Run {run.run_id} was {run.status.value}. {message} It is restarted at the next tick.", after)
+    alone = newest.run_id == run.run_id
+    then = "It is restarted at the next tick." if alone else f"Run {newest.run_id}, which is {newest.status.value}, follows it."
+    return skip(f"Run {run.run_id} was {run.status.value}. {message} {then}", after)
+
+
+def _behind_owner(
+    instance: dg.DagsterInstance,
+    owner: dg.DagsterRun,
+    waiting: dg.DagsterRun,
+    op: str,
+    state: PipelineState | None,
+    before: _RecoveryCursor,
+    now: float,
+    dead_after: float | None,
+) -> dg.SensorResult:
+    """A newer run waits behind the owner, and is to follow it: see that a dead owner does not hold what the run waits for."""
+    after = _watched(owner.run_id, state, before, now)
+    renews = state is not None and state.lease is not None and now - after.since < state.lease.seconds
+    action = owner_action(owner.status, waiting.status, renews=renews)
+    if action is OwnerAction.WATCH and dead_after is not None and (silence := _silence(instance, owner, op, state)):
+        return _watch(instance, owner, waiting, silence, state, before, now, dead_after)
+    freed = ""
+    if action is OwnerAction.FREE_POOLS:
+        _free_pools(instance, owner.run_id)
+        freed = " Its slots in pools are given back: the newest run follows it."
+    return skip(_not_failed(owner, waiting) + freed, after)
+
+
+def _not_failed(owner: dg.DagsterRun, newest: dg.DagsterRun) -> str:
+    text = f"The newest run, {newest.run_id}, is {newest.status.value}."
+    if newest.run_id == owner.run_id:
+        return text
+    return f"{text} Run {owner.run_id}, which owns the pipeline or owned it last, is {owner.status.value}."
 
 
 def _why_not_continued(state: PipelineState) -> str:
