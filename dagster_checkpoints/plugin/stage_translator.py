@@ -86,7 +86,9 @@ class DagsterStageTranslator:
         """When Dagster materializes the asset by itself; default: never.
 
         One run executes all unfinished stages together, and refuses to run without one of them. So all stages have the same
-        condition, and one that becomes true for all at once, such as `on_cron`; not one that looks at other stages.
+        condition, and one that becomes true for all at once, such as `cron_tick_passed`; not one that looks at other assets or at
+        what was materialized, such as `on_cron`. No condition looks whether a run is alive; `run_schedule` of
+        :func:`build_pipeline_defs` skips the ticks at which one is.
         """
         return None
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,7 +14,14 @@ from uuid import uuid4
 import dagster as dg
 import pytest
 
-from dagster_checkpoints import DagsterStageTranslator, ParquetSink, Pipeline, Stage, bounded_source
+from dagster_checkpoints import (
+    CheckpointCoordinatorResource,
+    DagsterStageTranslator,
+    ParquetSink,
+    Pipeline,
+    Stage,
+    bounded_source,
+)
 from dagster_checkpoints import stage as pipeline_stage
 from dagster_checkpoints.plugin.code_version import code_version
 from dagster_checkpoints.plugin.stage_assets import (
@@ -24,6 +32,7 @@ from dagster_checkpoints.plugin.stage_assets import (
     stage_keys,
 )
 
+API_PAGE = Path(__file__).resolve().parents[2] / "docs/api.md"
 HOURLY = dg.AutomationCondition.on_cron("0 * * * *")
 FRESH = dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=1))
 
@@ -92,6 +101,55 @@ def test_a_translator_may_change_the_whole_asset(
     assert {name: total.tags[name] for name in ("tier", "cost")} == {"tier": "gold", "cost": "low"}
     assert total.tags["dagster_checkpoints/bounded"] == "true"
     assert total.metadata["runbook"] == "https://example.com" and "ParquetSink" in total.metadata["sink"]
+
+
+def recommended_condition() -> dg.AutomationCondition[dg.AssetKey]:
+    """The one that the API page recommends for all stages."""
+    (code,) = re.findall(r"`(dg\.AutomationCondition\.[^`]+)`", API_PAGE.read_text(encoding="utf-8"))
+    condition: dg.AutomationCondition[dg.AssetKey] = eval(code, {"dg": dg})
+    return condition
+
+
+@pytest.mark.parametrize("deps", [None, {"live": ["raw"]}], ids=["no asset outside", "an asset in front of one source"])
+@pytest.mark.parametrize("newest", [None, "joined"], ids=["no run", "a stage is materialized just before the tick"])
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [
+        (recommended_condition, lambda deps, newest: True),
+        (lambda: HOURLY, lambda deps, newest: deps is None and newest is None),
+        (lambda: recommended_condition().since_last_handled(), lambda deps, newest: newest is None),
+    ],
+    ids=["recommended", "on_cron", "since_last_handled"],
+)
+def test_the_recommended_condition_requests_all_stages_at_each_tick_of_cron(
+    meeting_pipeline: Pipeline,
+    assets_of: Callable[..., dg.AssetsDefinition],
+    deps: dict[str, list[str]] | None,
+    newest: str | None,
+    condition: Callable[[], dg.AutomationCondition[dg.AssetKey]],
+    holds: Callable[..., bool],
+) -> None:
+    class Scheduled(DagsterStageTranslator):
+        def get_automation_condition(self, stage):
+            return condition()
+
+    @dg.asset
+    def raw() -> None: ...
+
+    assets = assets_of(meeting_pipeline, translator=Scheduled(), deps=deps)
+    defs = dg.Definitions(assets=[assets, raw], resources={"checkpoint_coordinator": CheckpointCoordinatorResource()})
+    cursor, requested = None, []
+    with dg.DagsterInstance.ephemeral() as instance:
+        for minutes in (0, 31, 35, 92):  # the ticks of cron are at 30 and 90 minutes
+            if newest is not None and minutes == 92:
+                instance.report_runless_asset_event(dg.AssetMaterialization(newest))
+            moment = datetime(2026, 1, 1, 10, 30, tzinfo=UTC) + timedelta(minutes=minutes)
+            result = dg.evaluate_automation_conditions(defs, instance, cursor=cursor, evaluation_time=moment)
+            cursor = result.cursor
+            requested.append({each.key for each in result.results if each.true_subset.size})
+    stages = set(stage_keys(assets, meeting_pipeline).values())
+    assert (requested == [set(), stages, set(), stages]) is holds(deps, newest), requested
+    assert holds(deps, newest) or any(set() < part < stages for part in requested), "a run of these stages is refused"
 
 
 def test_a_stage_has_no_partitions(numbers_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]) -> None:

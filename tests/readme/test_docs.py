@@ -325,13 +325,15 @@ DAGSTERS = {
     "dagster_pyspark",
     "max_concurrent_runs",
     "max_runtime_seconds",
+    "on_cron",
     "op_retry_policy",
     "post_processing",
     "run_monitoring",
     "run_retries",
+    "since_last_handled",
     "template_vars_module",
 }
-"""Packages, and settings in dagster.yaml, which test_the_run_monitoring_that_is_shown tries."""
+"""Packages, automation conditions, and settings in dagster.yaml, which test_the_run_monitoring_that_is_shown tries."""
 OF_LAUNCHERS = {
     "container_kwargs",
     "docker_executor",
