@@ -20,6 +20,7 @@ from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline, Stage
 from dagster_checkpoints.plugin.stage_translator import DagsterStageTranslator
 from dagster_checkpoints.sinks import TwoPhaseCommitSink
+from dagster_checkpoints.spark.errors import SelectionError
 
 PIPELINE = "dagster_checkpoints/pipeline"
 REFUSED = "dagster_checkpoints/refused"
@@ -245,17 +246,21 @@ def stage_keys(assets: dg.AssetsDefinition, pipeline: Pipeline) -> dict[str, dg.
     Raises:
         NotAPipelineAssetError: `@pipeline_assets` did not make the assets from this pipeline.
     """
-    keys = {
-        str(_value(spec.metadata[STAGE])): spec.key
-        for spec in assets.specs
-        if _value(spec.metadata.get(PIPELINE)) == pipeline.name and STAGE in spec.metadata
-    }
+    keys = _keys_of_stages(assets, pipeline)
     if not keys:
         raise NotAPipelineAssetError(
             f"expected the assets that @pipeline_assets(pipeline=...) made of pipeline {pipeline.name!r}, found "
             f"{sorted(key.to_user_string() for key in assets.keys)}"
         )
     return keys
+
+
+def _keys_of_stages(assets: dg.AssetsDefinition, pipeline: Pipeline) -> dict[str, dg.AssetKey]:
+    return {
+        str(_value(spec.metadata[STAGE])): spec.key
+        for spec in assets.specs
+        if _value(spec.metadata.get(PIPELINE)) == pipeline.name and STAGE in spec.metadata
+    }
 
 
 def last_stages(stages: Iterable[dg.AssetSpec]) -> list[dg.AssetKey]:
@@ -309,6 +314,7 @@ class StageAssets:
             NotAPipelineAssetError: The function was not decorated with `@pipeline_assets` for this pipeline.
             StageDependencyError: A stage's asset has got a dependency within the pipeline since that the pipeline does not have.
             DuplicatePipelineError: Another pipeline of the code location has the same name.
+            SelectionError: Dagster has divided the stages among several steps of the job.
         """
         checks = context.selected_asset_check_keys
         if checks and not context.selected_asset_keys:
@@ -329,7 +335,40 @@ class StageAssets:
         _check_dependencies(pipeline, keys, map(context.assets_def.get_asset_spec, keys.values()))
         with suppress(CheckError):  # assets that were materialized without a code location
             check_names(pipeline, context.assets_def, set(context.repository_def.assets_defs_by_key.values()))
+        _check_undivided(context, pipeline)
         return cls(keys, selected)
+
+
+def _check_undivided(context: dg.AssetExecutionContext, pipeline: Pipeline) -> None:
+    """Refuse a job that runs the stages in several steps.
+
+    Dagster divides an op of several assets where an asset of another op reads one of them, and another one depends on that. It
+    may then divide other ops of the same job, too.
+    """
+    layer, own = context.job_def.asset_layer, set[dg.AssetKey]()
+    steps: dict[str, list[str]] = {}
+    for data in layer.data:
+        keys = {name: key for name, key in _keys_of_stages(data.assets_def, pipeline).items() if key in data.assets_def.keys}
+        own |= set(keys.values())
+        steps |= {str(data.node_handle): sorted(keys)} if keys else {}
+    if len(steps) < 2:
+        return
+    ancestors = {key: layer.asset_graph.get_ancestor_asset_keys(key) for key in layer.selected_asset_keys}
+    before_stages = {each for key in own for each in ancestors[key]} - own
+    between = sorted(key.to_user_string() for key in before_stages if key in ancestors and ancestors[key] & own)
+    shared = "; ".join(f"{step} has {', '.join(map(repr, names))}" for step, names in sorted(steps.items()))
+    reason = (
+        "Other assets of the job depend on each other so that it had to. Launch the pipeline's job, which has its stages alone"
+    )
+    if between:
+        reason = (
+            f"Assets of the job are between the stages, which one reads and another depends on: {', '.join(between)}. Leave them "
+            "out of the job, or out of deps="
+        )
+    raise SelectionError(
+        f"Pipeline {pipeline.name!r}: expected all its stages in one step of job {context.job_def.name!r}, found that Dagster "
+        f"has divided them: {shared}. All stages of a pipeline run at the same time, because checkpoints span them. {reason}."
+    )
 
 
 def _metadata(pipeline: Pipeline, stage: Stage) -> dict[str, Any]:

@@ -192,7 +192,7 @@ class TraceError(DagsterCheckpointsError):
 
 
 class SelectionError(DagsterCheckpointsError):
-    """A stage that was left out of the run has not finished, so the selected stages cannot run."""
+    """A stage that was left out of the run, or of the step, has not finished, so the selected stages cannot run."""
 
     repeats: ClassVar[bool] = True
 

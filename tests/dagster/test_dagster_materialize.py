@@ -160,6 +160,7 @@ def test_an_unfinished_stage_must_be_selected(
         result = materialize(assets_of(numbers_pipeline), coordinator(), selection=["total"], instance=instance)
         failure, run = failure_of(result), instance.get_run_by_id(result.run_id)
     assert "'numbers', 'doubled' were not selected" in failure.description
+    assert "A backfill or an automation condition may have launched only some" in failure.description
     assert failure.metadata["error"].value == "SelectionError"
     assert run is not None and run.tags[REFUSED] == "SelectionError"
 

@@ -93,6 +93,59 @@ def test_a_second_run_is_refused_while_the_first_is_alive(
         assert state is not None and state.lease is not None and state.lease.owner.run_id == "the-first-run"
 
 
+@dg.asset(deps=["numbers"])
+def between() -> None: ...
+
+
+@dg.multi_asset(specs=[dg.AssetSpec("first"), dg.AssetSpec("last", deps=["middle"])], can_subset=True, name="ends")
+def ends(context):
+    yield from (dg.MaterializeResult(key) for key in context.selected_asset_keys)
+
+
+@dg.asset(deps=["first"])
+def middle() -> None: ...
+
+
+@pytest.mark.usefixtures("no_spark")
+@pytest.mark.parametrize(
+    ("deps", "others", "steps", "why"),
+    [
+        (
+            {"total": ["between"]},
+            [between],
+            ["pipeline_op has 'doubled', 'numbers'", "pipeline_op_2 has 'total'"],
+            "one reads and another depends on: between. Leave them out of the job, or out of deps=",
+        ),
+        (
+            {"doubled": ["last"]},
+            [ends, middle],
+            ["pipeline_op has 'doubled', 'total'", "pipeline_op_2 has 'numbers'"],
+            "Other assets of the job depend on each other so that it had to",
+        ),
+    ],
+    ids=["an asset between two stages", "a division of another op"],
+)
+def test_a_job_in_which_dagster_divides_the_pipeline_is_refused(
+    coordinator: Coordinator,
+    numbers_pipeline: Pipeline,
+    assets_of: AssetsOf,
+    failure_of: FailureOf,
+    deps: dict[str, list[str]],
+    others: list[dg.AssetsDefinition],
+    steps: list[str],
+    why: str,
+) -> None:
+    assets = assets_of(numbers_pipeline, deps=deps)
+    with dg.DagsterInstance.ephemeral() as instance:
+        resources = {"checkpoint_coordinator": coordinator()}
+        result = dg.materialize([assets, *others], resources=resources, raise_on_error=False, instance=instance)
+        failure, run = failure_of(result), instance.get_run_by_id(result.run_id)
+    assert failure.metadata["error"].value == "SelectionError"
+    assert f"Dagster has divided them: {'; '.join(steps)}." in failure.description
+    assert why in failure.description
+    assert run is not None and run.tags[REFUSED] == "SelectionError"
+
+
 @pytest.mark.usefixtures("no_spark")
 def test_a_run_without_a_configured_storage_is_refused(
     monkeypatch: pytest.MonkeyPatch,

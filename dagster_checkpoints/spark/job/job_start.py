@@ -182,7 +182,8 @@ class JobStart:
             raise SelectionError(
                 f"Pipeline {self._pipeline.name!r}: stage(s) {', '.join(map(repr, missing))} were not selected, but have not "
                 f"finished in {where}. All stages of a pipeline run at the same time, because checkpoints span them: select "
-                "every unfinished stage."
+                "every unfinished stage. A backfill or an automation condition may have launched only some of them: launch the "
+                "pipeline's job, after the assets in front of it."
             )
 
     def _report_start(self, restored: Restored | None) -> None:
