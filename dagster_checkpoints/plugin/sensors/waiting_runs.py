@@ -9,9 +9,9 @@ from __future__ import annotations
 from enum import Enum, auto
 
 import dagster as dg
-from dagster._core.storage.dagster_run import FINISHED_STATUSES
 
 _STOPPED = (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+_ENDED = (*_STOPPED, dg.DagsterRunStatus.SUCCESS)
 
 
 class OwnerAction(Enum):
@@ -33,7 +33,7 @@ def owner_action(owner: dg.DagsterRunStatus, waiting: dg.DagsterRunStatus, *, re
         waiting: The status of the pipeline's newest run.
         renews: Whether the owner may still renew its lease.
     """
-    if waiting in FINISHED_STATUSES:
+    if waiting in _ENDED:
         return OwnerAction.LEAVE
     if owner is dg.DagsterRunStatus.STARTED:
         return OwnerAction.WATCH
