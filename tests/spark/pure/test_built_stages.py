@@ -43,7 +43,9 @@ def opened(*names: str) -> tuple[StageInstances, list[StageInstance]]:
     """Instances of these stages."""
     state: Any = SimpleNamespace(operator_states=lambda name, index: {})
     pipeline = Pipeline("flights", [Connected(name, sink=ParquetSink(f"/lake/{name}")) for name in names])
-    instances = StageInstances(pipeline, SimpleNamespace(), state, LOG, {})  # type: ignore[arg-type]
+    no_settings = SimpleNamespace(getAll=lambda: SimpleNamespace(mkString=lambda between: ""))
+    session: Any = SimpleNamespace(_jsparkSession=SimpleNamespace(conf=lambda: no_settings))
+    instances = StageInstances(pipeline, session, state, LOG, {})
     chains = [Chain(name, (name,), ("0",)) for name in names]
     return instances, [each for chain in chains for each in instances.of_chain(chain, 0, None)]
 
