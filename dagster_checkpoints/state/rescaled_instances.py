@@ -35,8 +35,10 @@ def part_of(task: TaskSnapshot | None, stage: str) -> StageInstanceSnapshot:
 
 def with_transactions(own: StageInstanceSnapshot, held: TaskSnapshot | None, tail: str) -> StageInstanceSnapshot:
     """An instance with the transactions of the sink of its index, and what that had committed."""
-    sink, files = part_of(held, tail), part_of(held, tail).transaction_files
-    return msgspec.structs.replace(own, transactions=sink.transactions, transaction_files=files, committed=sink.committed)
+    sink = part_of(held, tail)
+    return msgspec.structs.replace(
+        own, transactions=sink.transactions, transaction_files=sink.transaction_files, committed=sink.committed
+    )
 
 
 def has_ended(task: TaskSnapshot | None) -> bool:

@@ -20,7 +20,7 @@ from dagster_checkpoints.spark.query.query import TaskQuery
 def failure(raised: BaseException, of_batch: BaseException | None = None) -> BaseException | None:
     query: Any = object.__new__(TaskQuery)
     query._query = SimpleNamespace(isActive=False, exception=lambda: raised)
-    query._closing, query._gate, query.error, query.checkpoint = False, None, of_batch, Path("/work/flights/live")
+    query._closing, query._gate, query.error, query.checkpoint = False, None, of_batch, Path("/scratch/flights/live")
     found: BaseException | None = query.failure()
     return found
 
@@ -43,7 +43,7 @@ def test_a_full_disk_of_spark_is_named_with_the_remedy(text: str, in_batch: bool
     found = failure(RuntimeError("of the query"), error) if in_batch else failure(error)
     assert isinstance(found, DiskFull) and found.__cause__ is error
     shown = located(found, live)
-    assert "below /work/flights/live, or to Spark's own directory (spark.local.dir), found: " in shown
+    assert "below /scratch/flights/live, or to Spark's own directory (spark.local.dir), found: " in shown
     assert "Free space there, or choose another work_directory" in shown and str(live.location) not in shown
 
 
