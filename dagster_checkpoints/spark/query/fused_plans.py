@@ -13,12 +13,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from dagster_checkpoints.pipeline import Pipeline, Stage
+from dagster_checkpoints.spark.errors import PlanRefusedError
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources
 from dagster_checkpoints.spark.query.column_origins import BOUNDARY
 from dagster_checkpoints.spark.query.opaque_inputs import opaque
 from dagster_checkpoints.spark.query.operators import keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import StreamSet, analyzed_nodes, once, streams
 from dagster_checkpoints.spark.query.source_checks import Limit, limit_in_query, source_of
+from dagster_checkpoints.spark.query.stage_calls import StageCall
 
 HELD_BY_SPARK = frozenset({"files", "kafka", "delta", "iceberg", "rate-micro-batch"})
 """Short names of sources that can be held to what is there at a moment while their query runs (`SupportsTriggerAvailableNow`)."""
@@ -31,6 +33,20 @@ class RefusedAtStage(Exception):
         super().__init__(reason)
         self.stage = stage
         self.reason = reason
+
+
+def refused_plan(call: StageCall, text: str, reason: str, *, divisible: bool) -> RefusedAtStage | PlanRefusedError:
+    """The error for a stage's plan with which rows would be lost.
+
+    Args:
+        call: The stage.
+        text: What was found and what to do, for a plan that is refused.
+        reason: Why the stage cannot share the query, for one that is divided.
+        divisible: Whether the stage may begin a query of its own.
+    """
+    if divisible:
+        return RefusedAtStage(call.stage.name, reason)
+    return PlanRefusedError(call.stage.name, call.context.instance, text)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from dagster_checkpoints.coordination import MAX_WATERMARK_MS
 from dagster_checkpoints.spark.errors import PlanRefusedError
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.column_origins import as_sql
-from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
+from dagster_checkpoints.spark.query.fused_plans import refused_plan
 from dagster_checkpoints.spark.query.plan_nodes import (
     is_event_time,
     is_time_column,
@@ -176,16 +176,13 @@ def check_unmatched_rows(call: StageCall, frame: DataFrame, *, divisible: bool) 
     kept = next((kept for kept in _kept_sides(frame) if kept.preserved), None)
     if kept is None:
         return
-    if divisible:
-        raise RefusedAtStage(
-            call.stage.name, f"its {kept.how.lower()} join would never emit the {kept.side} rows without a match"
-        )
-    raise PlanRefusedError(
-        call.stage.name,
-        call.context.instance,
+    text = (
         f"its result ({call.stage.location}) has a {kept.how.lower()} join of two streams on {kept.condition}. Spark accepts it, "
         f"but would never emit the rows of its {kept.side} side that have no match, not even at the end: it emits such a row "
-        f"when no match can arrive any more, and {_why_never(kept)}",
+        f"when no match can arrive any more, and {_why_never(kept)}"
+    )
+    raise refused_plan(
+        call, text, f"its {kept.how.lower()} join would never emit the {kept.side} rows without a match", divisible=divisible
     )
 
 
@@ -216,17 +213,16 @@ def check_time_keys(call: StageCall, frame: DataFrame, *, divisible: bool) -> No
         time, other, side = (left, right, join.right()) if is_time_column(left) else (right, left, join.left())
         if not any(node.nodeName() == "EventTimeWatermark" for node in nodes(side)):
             continue  # an input without a watermark holds event time back
-        if divisible:
-            raise RefusedAtStage(call.stage.name, f"its join compares the event time {as_sql(time)} with {as_sql(other)}")
         equality = f"{as_sql(time)} = {as_sql(other)}"
-        raise PlanRefusedError(
-            call.stage.name,
-            call.context.instance,
+        text = (
             f"its result ({call.stage.location}) joins two streams on {equality}. Spark accepts it, but only "
             "the first is event time: Spark drops rows from the join when event time has passed it, while rows with an equal "
             "second one may still come, and would find no match. Bound the event times of both sides by a range in place of this "
             "equality, beside an equality of another key, such as k = other_k AND right_ts >= left_ts AND right_ts < left_ts + "
-            "INTERVAL 1 HOUR; or select F.window(ts, ...) in place of the event time of each side, and join on equal windows.",
+            "INTERVAL 1 HOUR; or select F.window(ts, ...) in place of the event time of each side, and join on equal windows."
+        )
+        raise refused_plan(
+            call, text, f"its join compares the event time {as_sql(time)} with {as_sql(other)}", divisible=divisible
         )
 
 
@@ -248,15 +244,14 @@ def check_semi_joins(call: StageCall, frame: DataFrame, *, divisible: bool) -> N
         sides = join.left(), join.right()
         if str(join.joinType().sql()) != "LEFT SEMI" or not all(map(_emits_what_has_passed, sides)):
             continue
-        if divisible:
-            raise RefusedAtStage(call.stage.name, "its left semi join would lose rows that come when event time has passed them")
-        raise PlanRefusedError(
-            call.stage.name,
-            call.context.instance,
+        text = (
             f"its result ({call.stage.location}) has a left semi join of two streams on {as_sql(join.condition().get())}, both "
             "sides of which come from operators that emit rows when event time has passed them (windows and other groups, outer "
             "joins, timers). Spark accepts it, but loses rows whose match comes in the same micro-batch. Return one of the two "
-            "sides from a stage of its own, and join it in the next stage.",
+            "sides from a stage of its own, and join it in the next stage."
+        )
+        raise refused_plan(
+            call, text, "its left semi join would lose rows that come when event time has passed them", divisible=divisible
         )
 
 

@@ -14,9 +14,8 @@ from collections.abc import Iterable
 
 from pyspark.sql import DataFrame
 
-from dagster_checkpoints.spark.errors import PlanRefusedError
 from dagster_checkpoints.spark.jvm import jvm_of
-from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage, watermark_nodes
+from dagster_checkpoints.spark.query.fused_plans import refused_plan, watermark_nodes
 from dagster_checkpoints.spark.query.operators import WITH_STATE, keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import PlanNode, analyzed, analyzed_nodes, optimized_nodes, reads_streams
 from dagster_checkpoints.spark.query.stage_calls import StageCall
@@ -36,26 +35,20 @@ def check_optimized(call: StageCall, frame: DataFrame, *, divisible: bool) -> No
         PlanRefusedError: Rows would be missing.
     """
     if keeping_state(frame) and _leaves_out_event_time(frame):
-        if divisible:
-            raise RefusedAtStage(call.stage.name, "Spark would leave out a stream on whose event time the rest waits")
-        raise PlanRefusedError(
-            call.stage.name,
-            call.context.instance,
+        text = (
             f"its result ({call.stage.location}) reads a stream that has no effect on the rows: the other side of an outer join "
             "of which no column is used, or rows that a condition never lets through. Spark's optimizer leaves it out, and its "
             "event time with it, for which the rest of the query would wait for ever. Remove the join or the branch; or return "
-            "it from a stage of its own, with all its columns",
+            "it from a stage of its own, with all its columns"
         )
+        raise refused_plan(call, text, "Spark would leave out a stream on whose event time the rest waits", divisible=divisible)
     if _has_subquery(frame) and (made := _made_by_optimizer(frame)):
-        if divisible:
-            raise RefusedAtStage(call.stage.name, f"Spark makes {made} of its subquery")
-        raise PlanRefusedError(
-            call.stage.name,
-            call.context.instance,
+        text = (
             f"its result ({call.stage.location}) has a subquery, or a lateral join, that refers to the rows of a stream by more "
             f"than equal columns: Spark makes {made} of it, which would lose rows without a match. Refer to them by equalities "
-            "of columns alone; or join the table with the condition, and choose among the matches of a row in process_batch",
+            "of columns alone; or join the table with the condition, and choose among the matches of a row in process_batch"
         )
+        raise refused_plan(call, text, f"Spark makes {made} of its subquery", divisible=divisible)
 
 
 def _leaves_out_event_time(frame: DataFrame) -> bool:
