@@ -23,12 +23,13 @@ def keeping_settings(stage: Stage, context: StageContext) -> Iterator[None]:
     try:
         yield
     finally:
-        changed = dict(before.items() ^ row_settings(context.spark).items()).keys()
-        found = {name: context.spark.conf.get(name, None) for name in sorted(changed)}
+        after = row_settings(context.spark)
+        changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+        found = [(name, context.spark.conf.get(name, None)) for name in changed]
         for name in changed:
             set_back(context.spark, name, before.get(name))
     if found:
-        name, value = next(iter(found.items()))
+        name, value = found[0]
         raise StageSettingError(
             stage.name,
             context.instance,

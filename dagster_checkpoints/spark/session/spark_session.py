@@ -232,7 +232,7 @@ def build_session(config: Mapping[str, Any] | None = None, *, share_classes: boo
 
 
 _OF_A_FRESH_SESSION: dict[str, dict[str, str]] = {}
-"""By Spark application that this module has started, the settings that decide rows and come from `spark-defaults.conf`."""
+"""By Spark application, the settings that decide rows and that no pipeline has set: those of `spark-defaults.conf`."""
 
 
 def _forget_settings_of_others(spark: SparkSession, settings: Mapping[str, str], *, joins: bool) -> None:
