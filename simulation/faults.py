@@ -339,9 +339,16 @@ FAULTS = (
     Fault("the requester of a stop is answered twice", JobRequests.close, "+= self._answers", "+= 2 * self._answers"),
     Fault(
         "a drain that waits behind a stop is forgotten when the stop fails",
-        JobRequests.resume_drain,
-        "self.drain() if self._drain_waits else []",
-        "[]",
+        JobRequests.stop_accepted,
+        "self._stop = StopWithSavepoint(request_id, drain)",
+        "self._stop, self.drain_waits = StopWithSavepoint(request_id, drain), False",
+        "stops",
+    ),
+    Fault(
+        "the drain of the run itself cuts bounded sources",
+        JobRequests.advance_drain,
+        "self._stop is not None or unread",
+        "self._stop is not None",
         "stops",
     ),
     Fault(

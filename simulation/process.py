@@ -341,7 +341,7 @@ class Process(Writer):
             return False
         bounded: BoundedSources = "finish" if kind == "drain" and stage % 2 else "cut"
         world.ended_early = world.ended_early or kind in ("end_all", "end_source", "drain")
-        world.cut = world.cut or (world.ended_early and bounded == "cut" and kind in ("end_all", "end_source", "drain"))
+        world.cut = world.cut or kind == "end_source" or (kind == "drain" and bounded == "cut")
         if kind == "end_all":
             self.end_requested = True
             self.queue.append(on.DrainRequested())

@@ -302,7 +302,6 @@ class JobCoordination:
         """
         self.finished = self._finished_after(finished)
         self.to_coordinator(TasksRestarting(finished, newest, self.down))
-        self.perform(self.requests.resume_drain())
 
     def end_sources(self, action: EndSources) -> None:
         """End sources as if their input were exhausted; after a restart they end again."""
@@ -434,6 +433,8 @@ class JobCoordination:
                 ready = all_run and self.coordinator is not None and isinstance(self.coordinator.plan(), CheckpointPlan)
             can_do = ready and self.end is None  # the request before may have ended the attempt
             self.perform(self.requests.advance(request_id, self._now, self._sources if can_do else None, self._unread()))
+        if all_run and self.requests.drain_waits and not self.restarting:
+            self.perform(self.requests.advance_drain(self._unread()))
 
     def perform(self, actions: Iterable[RequestAction]) -> None:
         """Perform the actions of the requests."""

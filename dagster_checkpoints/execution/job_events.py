@@ -224,7 +224,8 @@ class CancelRequested(msgspec.Struct, frozen=True):
 
 
 class DrainRequested(msgspec.Struct, frozen=True):
-    """Every source is to end, without a savepoint; if a stop is under way, only after the stop has failed."""
+    """Every source is to end, without a savepoint, when bounded ones have been read to their end; if a stop is under way, only
+    after the stop has failed."""
 
 
 class EndSourceRequested(msgspec.Struct, frozen=True):

@@ -217,7 +217,7 @@ class JobMachine:
         if self._phase.ended:
             return
         if isinstance(event, on.DrainRequested):
-            self._job.perform(self._job.requests.drain())
+            self._job.requests.drain()
         else:
             self._job.end_sources(EndSources(event.stage, event.instance))
 

@@ -204,8 +204,8 @@ class JobRequests:
         self._stopped: Stopped | None = None
         self._answers_at_end: list[RequestAction] = []
         """Answers to a successful stop: the requester may start the pipeline again at once, so the job ends first."""
-        self._drain_waits = False
-        """Whether a drain was requested while a stop was under way."""
+        self.drain_waits = False
+        """Whether a drain without a savepoint was requested, and has not begun."""
 
     @property
     def stop(self) -> StopWithSavepoint | None:
@@ -322,17 +322,20 @@ class JobRequests:
 
     # A drain without a savepoint
 
-    def drain(self) -> list[RequestAction]:
-        """End every source, without a savepoint; after a stop that is under way, if the stop fails."""
-        if self._stop is not None:
-            self._drain_waits = True
-            return []
-        self._drain_waits = False
-        return [ToCoordinator(DrainBegan()), EndSources()]
+    def drain(self) -> None:
+        """Every source shall end, without a savepoint; see :meth:`advance_drain`."""
+        self.drain_waits = True
 
-    def resume_drain(self) -> list[RequestAction]:
-        """The stop that was under way has failed: begin the drain that was requested during it, if any."""
-        return self.drain() if self._drain_waits else []
+    def advance_drain(self, unread: Sequence[SourceInstance]) -> list[RequestAction]:
+        """End every source if a drain waits, no stop is under way, and bounded sources have been read to their end.
+
+        Args:
+            unread: the instances of bounded sources that have not been read to their end.
+        """
+        if not self.drain_waits or self._stop is not None or unread:
+            return []
+        self.drain_waits = False
+        return [ToCoordinator(DrainBegan()), EndSources()]
 
     # Outcomes of requests
 
@@ -359,18 +362,14 @@ class JobRequests:
             request_id: id of the request.
             reason: why it failed.
             message: the same for people.
-            restarting: whether the job restarts already: a stop that fails does not ask for a restart then, and a drain that
-                waits begins after the restart.
+            restarting: whether the job restarts already: a stop that fails does not ask for a restart then.
         """
         stop = self._stop
         if stop is None or stop.request_id != request_id:
             return self._fail(request_id, reason, message)
         self._stop = None
         actions = self._perform(stop, stop.handle(SavepointFailed(reason, message)))
-        fails_over = any(isinstance(action, FailOver) for action in actions)
-        if restarting:
-            return [action for action in actions if not isinstance(action, FailOver)]
-        return actions if fails_over else [*actions, *self.resume_drain()]
+        return [action for action in actions if not (restarting and isinstance(action, FailOver))]
 
     def attempt_failed(self, message: str) -> list[RequestAction]:
         """The job restarts, or fails: answer the requester of a stop whose savepoint has completed, and name the savepoint.

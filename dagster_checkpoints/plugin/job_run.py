@@ -104,7 +104,9 @@ class JobRun:
                 check_at = time.monotonic() + _POLL_SECONDS
                 rows = self._thread.job.rows()
                 if rows and drain_when(rows):  # no rows are known before the start
-                    self._context.log.info(f"Draining pipeline {self._pipeline.name!r}: every source ends now.")
+                    self._context.log.info(
+                        f"Draining pipeline {self._pipeline.name!r}: each source ends; bounded ones are read first."
+                    )
                     self._thread.job.drain()
                     check_at = None
 

@@ -99,7 +99,8 @@ def build_pipeline_defs(
         resource_key: The resource's key.
         assets: The pipeline's assets, if the function that runs it should be your own: made by :func:`pipeline_assets`.
         drain_when: When the pipeline is drained: a condition of `dagster_checkpoints.sensors` for the sensor; or, without a
-            sensor, a function of the number of rows of each stage, which the run itself calls about once a second.
+            sensor, a function of the number of rows of each stage, which the run itself calls about once a second. Bounded
+            sources are read to their end first.
         suspend_when: When the pipeline is suspended, so that the next run goes on; see :func:`build_suspend_sensor`.
         run_schedule: The times of runs, as a cron expression. A tick is skipped while a run is alive.
         burst_schedule: The times of bursts, as a cron expression: a run reads what is there, and suspends; see

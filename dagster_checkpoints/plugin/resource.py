@@ -273,8 +273,9 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             context: The context of the asset function.
             config: The start point; default: the run configuration of the op.
             drain_when: Called about once a second after the start, on Dagster's thread, with the number of rows that each stage
-                has emitted since the job began, a :class:`StageRows`. After it has returned True every source ends as if its
-                input were exhausted: windows are emitted, all rows are committed, and the run ends successfully.
+                has emitted since the job began, a :class:`StageRows`. After it has returned True bounded sources are read to
+                their end; then every source ends as if its input were exhausted: windows are emitted, all rows are committed,
+                and the run ends successfully.
             on_event: Receives every event of the job (`dagster_checkpoints.spark.job.events`), on Dagster's thread.
 
         Raises:

@@ -14,6 +14,7 @@ import pytest
 from dagster_checkpoints import Pipeline
 from dagster_checkpoints.control import PipelineControl
 from dagster_checkpoints.errors import InvalidRequest
+from dagster_checkpoints.execution.job_requests import BoundedSources
 from dagster_checkpoints.plugin.sensors import conditions
 from dagster_checkpoints.plugin.stage_assets import LIVE
 from dagster_checkpoints.sensors import (
@@ -56,8 +57,8 @@ def ticking(tick: Tick, meeting_pipeline: Pipeline) -> Any:
     """Creates a drain sensor with a condition, and lets it tick."""
     with dg.DagsterInstance.ephemeral() as instance:
 
-        def make(condition: DrainCondition) -> Ticking:
-            sensor = build_drain_sensor(pipeline=meeting_pipeline, when=condition)
+        def make(condition: DrainCondition, bounded: BoundedSources = "cut") -> Ticking:
+            sensor = build_drain_sensor(pipeline=meeting_pipeline, when=condition, bounded=bounded)
             made = Ticking(tick, sensor, instance)
             made.instance = instance  # type: ignore[attr-defined]
             return made
@@ -92,6 +93,22 @@ def test_a_drain_after_the_backfill_has_finished_and_the_live_source_was_caught_
     (request,) = running.serve()
     assert request.kind == "stop" and request.drain
     assert request.name == "meeting_drain"  # of the savepoint
+
+
+def test_by_default_nothing_is_drained_before_bounded_stages_have_finished(
+    tick: Tick, owner: Owner, meeting_pipeline: Pipeline
+) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        sensor = build_drain_sensor(pipeline=meeting_pipeline, when=when(lambda at: True, says="hand"))
+        ticks = Ticking(tick, sensor, instance)
+        running = owner(meeting_pipeline)
+        running.report(finished=("history",))
+        assert ticks().endswith(", but bounded stages go on: 1 of 2 bounded stages finished, not: copied.")
+        assert not running.serve()
+        running.report(finished=BOUNDED)
+        assert "Asked run run-1 to drain" in ticks()
+        (request,) = running.serve()
+        assert request.drain and request.bounded == "finish"
 
 
 def test_a_suspend_when_the_feed_is_read(tick: Tick, owner: Owner, meeting_pipeline: Pipeline) -> None:

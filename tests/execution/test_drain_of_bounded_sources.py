@@ -64,10 +64,18 @@ def test_a_drain_behind_the_end_of_bounded_sources_cuts_nothing() -> None:
     assert to_the_end(job).cut == ()
 
 
-def test_the_drain_of_the_run_itself_names_what_it_cuts_once() -> None:
+def test_the_drain_of_the_run_itself_waits_for_bounded_sources_also_through_a_restart() -> None:
     job = running()
-    assert pick(job.do(on.DrainRequested()), do.SourcesCut) == [do.SourcesCut(("history[0]",))]
-    assert pick(job.do(on.DrainRequested()), do.SourcesCut) == []
+    assert job.do(on.DrainRequested()) == []
+    job.report(TaskFailure(B, BROKEN))
+    job.do(on.TasksStopped())
+    job.do(Tick(), after=5.0)
+    job.confirm(epoch=0)
+    job.deploy()
+    assert sent(job.run_tasks()) == []
+    actions = job.report(SourceEnded(A))
+    assert ((A, B), EndInput()) in sent(actions)
+    assert pick(actions, do.SourcesCut) == []
 
 
 def test_a_source_that_was_asked_to_end_is_not_cut_by_the_drain() -> None:

@@ -300,30 +300,32 @@ def test_a_termination_waits_for_the_end_of_another_stop(drain: bool, asked_by: 
 # A drain without a savepoint
 
 
-def test_a_drain_ends_every_source() -> None:
+DRAIN = [ToCoordinator(DrainBegan()), EndSources()]
+
+
+def test_a_drain_ends_every_source_once() -> None:
     requests = JobRequests("flights")
-    assert requests.resume_drain() == []
-    assert requests.drain() == [ToCoordinator(DrainBegan()), EndSources()]
-    assert requests.resume_drain() == []
+    assert requests.advance_drain(()) == []
+    requests.drain()
+    assert requests.advance_drain(()) == DRAIN
+    assert requests.advance_drain(()) == []
 
 
-def test_a_drain_waits_behind_a_stop_and_continues_when_it_fails() -> None:
-    requests = stop()
-    assert requests.drain() == []
-    assert requests.resume_drain() == [], "it still waits"
-    actions = requests.failed("s", FailureReason.IO_EXCEPTION, "full", restarting=False)
-    assert actions[1:] == [ToCoordinator(DrainBegan()), EndSources()]
-    assert requests.resume_drain() == []
+def test_a_drain_waits_for_bounded_sources() -> None:
+    requests = JobRequests("flights")
+    requests.drain()
+    assert requests.advance_drain(SOURCES[:1]) == []
+    assert requests.advance_drain(()) == DRAIN
 
 
-@pytest.mark.parametrize(("drain", "restarting"), [(True, False), (True, True), (False, True)])
-def test_a_drain_that_waits_behind_a_stop_continues_after_the_restart(drain: bool, restarting: bool) -> None:
+@pytest.mark.parametrize("drain", [False, True])
+@pytest.mark.parametrize("restarting", [False, True])
+def test_a_drain_waits_behind_a_stop_and_begins_when_it_has_failed(drain: bool, restarting: bool) -> None:
     requests = stop(drain)
     requests.drain()
-    actions = requests.failed("s", FailureReason.IO_EXCEPTION, "full", restarting=restarting)
-    assert not any(isinstance(action, ToCoordinator | EndSources) for action in actions)
-    assert requests.resume_drain() == [ToCoordinator(DrainBegan()), EndSources()]
-    assert requests.resume_drain() == []
+    assert requests.advance_drain(()) == [], "it still waits"
+    requests.failed("s", FailureReason.IO_EXCEPTION, "full", restarting=restarting)
+    assert requests.advance_drain(()) == DRAIN
 
 
 # The end of the job

@@ -12,7 +12,12 @@ from dagster_checkpoints.execution.job_requests import BoundedSources
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.plugin.savepoints import RESOURCE
-from dagster_checkpoints.plugin.sensors.conditions import ConditionContext, ConditionResult, DrainCondition
+from dagster_checkpoints.plugin.sensors.conditions import (
+    ConditionContext,
+    ConditionResult,
+    DrainCondition,
+    bounded_stages_finished,
+)
 from dagster_checkpoints.plugin.sensors.cursors import read_cursor
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
     NotRunning,
@@ -43,7 +48,7 @@ def build_drain_sensor(
     *,
     pipeline: Pipeline,
     when: DrainCondition,
-    bounded: BoundedSources = "cut",
+    bounded: BoundedSources = "finish",
     name: str | None = None,
     deadline: float = 3600.0,
     minimum_interval_seconds: int = 30,
@@ -61,8 +66,8 @@ def build_drain_sensor(
         pipeline: The pipeline to drain.
         when: The condition; see `all_of`, `any_of`, `assets_materialized`, `bounded_stages_finished`, `live_lag_zero`,
             `marker_object`, `at_time` and `when` beside this function.
-        bounded: "cut" ends bounded sources where they are; "finish" waits until they have been read to their end, while unbounded
-            sources go on, and drains then.
+        bounded: "finish": the sensor does not drain before all bounded stages have finished; "cut": the drain ends bounded
+            sources where they are, and their other rows are in no table.
         name: The sensor's name; default: the pipeline's name and `_drain`.
         deadline: Seconds that the drain may take.
         minimum_interval_seconds: Least seconds between two ticks.
@@ -167,19 +172,22 @@ def _stop_sensor(
         before, failed = progress.cursor, progress.failed
         if running.status is not None and running.status.stop is not None:
             return skip(f"{failed}The pipeline is being stopped already (request {running.status.stop.request_id}).", before)
-        result = when.look(ConditionContext(pipeline, running, tick.dagster.instance, tick.now, tick.head))
+        context = ConditionContext(pipeline, running, tick.dagster.instance, tick.now, tick.head)
+        result = when.look(context)
         tick.dagster.log.info(
             f"Run {running.run_id}, job {running.job_id}. Condition: {when.describe()}. "
             f"It is {'met' if result.holds else 'not met'}: {result.text}."
         )
-        return _decide(tick, progress, running, result)
+        return _decide(tick, progress, context, result)
 
     def _decide(
-        tick: SensorTick, progress: Progress[_StopCursor], running: RunningPipeline, result: ConditionResult
+        tick: SensorTick, progress: Progress[_StopCursor], context: ConditionContext, result: ConditionResult
     ) -> dg.SensorResult:
-        before, failed = progress.cursor, progress.failed
+        before, failed, running = progress.cursor, progress.failed, context.running
         if not result.holds:
             return skip(f"{failed}Not {words.done}: {result.text}.", msgspec.structs.replace(before, key=None, sequence=0))
+        if words.drain and bounded == "finish" and not (finished := bounded_stages_finished().look(context)).holds:
+            return skip(f"{failed}Condition met ({result.text}), but bounded stages go on: {finished.text}.", before)
         sequence = running.status.sequence if running.status is not None else 0
         if result.needs_confirmation and not (before.key == result.key and sequence >= before.sequence + _REPORTS_APART):
             if before.key != result.key:

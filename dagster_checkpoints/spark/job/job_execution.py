@@ -106,7 +106,7 @@ class JobExecution:
     def drain(self) -> None:
         """End every source as if its input were exhausted: windows fire, everything is committed, the job is FINISHED.
 
-        This takes no savepoint, and the job's checkpoints are deleted at its end.
+        Bounded sources are read to their end first. This takes no savepoint, and the job's checkpoints are deleted at its end.
         """
         self._queue.put(DrainRequested())
 
