@@ -71,6 +71,17 @@ def test_a_backfill_ends_in_the_query_that_it_shares_with_a_live_feed(lab: Any) 
     lab.check(windows_of(lab.table("history", ROWS).where("ts < '2026-01-01 08:00:00'").unionByName(lab.table("live", ROWS))))
 
 
+def test_the_drain_of_the_run_itself_reads_the_backfill_to_its_end(lab: Any) -> None:
+    for file in range(6):
+        put(lab, "history", 10 * file)
+    put(lab, "live", 100)
+    job = lab.start(backfill_and_live(lab))
+    job.wait_for(JobStarted)
+    job.drain()
+    job.finished()
+    lab.check(windows_of(lab.table("history", ROWS).unionByName(lab.table("live", ROWS))))
+
+
 def test_a_finished_backfill_is_not_read_again_after_a_failure_and_an_unfinished_one_reads_on(lab: Any) -> None:
     for file in range(12):
         put(lab, "history", 10 * file)
