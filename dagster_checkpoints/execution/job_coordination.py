@@ -302,6 +302,9 @@ class JobCoordination:
         """
         self.finished = self._finished_after(finished)
         self.to_coordinator(TasksRestarting(finished, newest, self.down))
+        self.perform(
+            self.requests.advance_drain(self._unread())
+        )  # the tasks are built with ended sources, which read what is there
 
     def end_sources(self, action: EndSources) -> None:
         """End sources as if their input were exhausted; after a restart they end again."""
@@ -325,8 +328,9 @@ class JobCoordination:
         self._asked_to_end |= sources
 
     def _unread(self) -> tuple[SourceInstance, ...]:
-        """The instances of bounded sources that have not been read to their end, and were not asked to end."""
-        bounded = (s for s in self._sources if s.bounded and (s.stage, s.instance) not in self.ended_sources)
+        """The instances of bounded sources that run, have not been read to their end, and were not asked to end."""
+        running = (s for s in self._sources if s.task.vertex in self.attempts)
+        bounded = (s for s in running if s.bounded and (s.stage, s.instance) not in self.ended_sources)
         return self._ends.unread(bounded, self.finished)
 
     def _unfinished(self, tasks: Iterable[TaskId]) -> tuple[TaskId, ...]:

@@ -64,17 +64,22 @@ def test_a_drain_behind_the_end_of_bounded_sources_cuts_nothing() -> None:
     assert to_the_end(job).cut == ()
 
 
-def test_the_drain_of_the_run_itself_waits_for_bounded_sources_also_through_a_restart() -> None:
+def test_the_drain_of_the_run_itself_waits_for_bounded_sources() -> None:
     job = running()
     assert job.do(on.DrainRequested()) == []
+    actions = job.report(SourceEnded(A))
+    assert ((A, B), EndInput()) in sent(actions)
+    assert pick(actions, do.SourcesCut) == []
+
+
+def test_sources_that_are_built_again_while_the_drain_waits_read_what_is_there_and_end() -> None:
+    job = running()
+    job.do(on.DrainRequested())
     job.report(TaskFailure(B, BROKEN))
     job.do(on.TasksStopped())
     job.do(Tick(), after=5.0)
-    job.confirm(epoch=0)
-    job.deploy()
-    assert sent(job.run_tasks()) == []
-    actions = job.report(SourceEnded(A))
-    assert ((A, B), EndInput()) in sent(actions)
+    actions = job.confirm(epoch=0)
+    assert actions[-1] == do.Deploy(2, None, frozenset({("history", "0"), ("live", "EWR")}))
     assert pick(actions, do.SourcesCut) == []
 
 
