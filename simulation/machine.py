@@ -81,7 +81,7 @@ class Machine(Performer, ABC):
         end_requested: whether a user has ended all sources.
         asked_to_end: the sources that users were told would end, also in the runs before it.
         sent_reports: the last acknowledgements and declines; each may be delivered a second time.
-        most_instances: by the uid of a stage, the largest number of instances that the retained checkpoints know.
+        most_instances: by the uid of a stage, the largest number of instances that the job and the retained checkpoints know.
         unanswered: by requester number, the request that has no answer yet.
         fair: by checkpoint and by name of a request, when it would expire: those that were triggered or made since the world is
             calm. No fault happens, and time passes only when nothing else can happen, so none of them does.

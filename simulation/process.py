@@ -189,6 +189,7 @@ class Process(Writer):
 
     def _choose(self) -> Steps[on.BeginningChosen]:
         previous = self.owner.previous
+        self.most_instances = dict(previous.job.most_instances)
         yield from self._read()
         if is_job_over(previous) and previous.newest is not None:
             self.dirty = True  # recording its end failed: its files are swept once the state no longer names the newest
@@ -233,7 +234,10 @@ class Process(Writer):
     def _begin(self, action: do.BeginJob) -> Steps[on.JobBegun]:
         if self._start.pointer is not None and self._start.pointer.claimed:
             self.store.claimed.add(self._start.pointer.location)
-        job_id = yield from self.owned(self.owner.begin_job(resume=self._start.resume, restored=self._start.pointer))
+        instances = {stage.uid: stage.parallelism for stage in self.shape.pipeline.stages}
+        job_id = yield from self.owned(
+            self.owner.begin_job(resume=self._start.resume, restored=self._start.pointer, instances=instances)
+        )
         check(job_id == self.job_id, "the job has another id than its tasks were given")
         return on.JobBegun()
 

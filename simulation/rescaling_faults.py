@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dagster_checkpoints.execution import state_changes
 from dagster_checkpoints.state import rescaled_instances
 from dagster_checkpoints.state.instance_matches import InstanceMatches
 from dagster_checkpoints.state.merged_channels import least_watermark, one_after_the_other
@@ -38,6 +39,12 @@ RESCALING_FAULTS = (
         "most_instances.get(each.name, 0))",
         "0)",
         "in flight",
+    ),
+    Fault(
+        "of a job whose checkpoints are deleted nothing is known of the instances that it has had",
+        state_changes.begun,
+        "{**job.most_instances, **several}",
+        "{}",
     ),
     # Instances that have ended
     Fault(

@@ -268,6 +268,7 @@ class History:
             at=LONG_AGO,
             named=True,
             origin=UNKNOWN_ORIGIN,
+            instances={},
         )
         later = point is not None and self.state.highest_checkpoint_id > point.checkpoint
         while True:

@@ -7,8 +7,9 @@ checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
+from types import MappingProxyType
 
 import msgspec
 
@@ -163,12 +164,19 @@ class OwnershipSteps:
         restored: CheckpointPointer | None = None,
         named: bool = False,
         origin: Origin = UNKNOWN_ORIGIN,
+        instances: Mapping[str, int] = MappingProxyType({}),
     ) -> Steps[int]:
         """Record that a job runs now; see :func:`state_changes.begun` for the arguments. Returns the job's id."""
         self.ensure()
         yield from self._replace(
             lambda state: changes.begun(
-                state, resume=resume, restored=restored, at=self._values.wall(), named=named, origin=origin
+                state,
+                resume=resume,
+                restored=restored,
+                at=self._values.wall(),
+                named=named,
+                origin=origin,
+                instances=instances,
             )
         )
         return self.state.job.job_id

@@ -5,6 +5,7 @@ Values only; the storage floor encodes them. Wall-clock times are in UTC, for pe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from dagster_checkpoints.execution.moments import Moment, WithMoments
 from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
 
-VERSION = 4
+VERSION = 5
 """Version of the format that is written."""
 JobState = Literal["NONE", "RUNNING", "FINISHED", "CANCELED", "FAILED", "SUSPENDED"]
 """The state of a job, final if it has ended; NONE: the pipeline was acquired, but no job was begun."""
@@ -97,6 +98,8 @@ class Job(WithMoments, frozen=True, kw_only=True):
         run_id: id of the run that ran it last; "" if an earlier release wrote the file.
         begun_by: id of the run that last chose where the job begins: a new start, or a checkpoint that its configuration names. A
             run that continues from the newest checkpoint does not change it.
+        most_instances: by the uid of a stage, the largest number of instances that it has had in the job, if above 1: the sinks
+            of those that are gone may have to take rows back, also where the checkpoints that named them are deleted.
     """
 
     job_id: int = 0
@@ -108,6 +111,7 @@ class Job(WithMoments, frozen=True, kw_only=True):
     stop_asked_by: StopAskedBy = ""
     run_id: str = ""
     begun_by: str = ""
+    most_instances: Mapping[str, int] = {}
 
 
 class PipelineState(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ Must not know how the file is replaced, or whether it may be replaced: see :mod:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 
 import msgspec
@@ -23,6 +24,7 @@ def begun(
     at: datetime,
     named: bool,
     origin: Origin,
+    instances: Mapping[str, int],
 ) -> PipelineState:
     """A job runs.
 
@@ -34,6 +36,7 @@ def begun(
         at: wall-clock time.
         named: whether the run's configuration names the start, instead of the newest checkpoint.
         origin: where the pipeline is defined.
+        instances: by the uid of a stage, its number of instances.
     """
     state = msgspec.structs.replace(state, origin=state.origin.then(origin))
     run_id = state.lease.owner.run_id if state.lease is not None else ""
@@ -52,6 +55,8 @@ def begun(
         )
     else:
         job = Job(job_id=state.job.job_id + 1, status="RUNNING", started_at=at, run_id=run_id, begun_by=begun_by)
+    several = {uid: number for uid, number in instances.items() if number > max(1, job.most_instances.get(uid, 0))}
+    job = msgspec.structs.replace(job, most_instances={**job.most_instances, **several})
     if restored is None:
         return msgspec.structs.replace(state, job=job, newest=state.newest if resume else None)
     known = next((pointer for pointer in state.retained if pointer.location == restored.location), None)

@@ -7,8 +7,9 @@ Must not know what a checkpoint holds.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from dagster_checkpoints.errors import NotFound
@@ -145,6 +146,7 @@ class Ownership:
         restored: CheckpointPointer | None = None,
         named: bool = False,
         origin: Origin = UNKNOWN_ORIGIN,
+        instances: Mapping[str, int] = MappingProxyType({}),
     ) -> int:
         """Record that a job runs now.
 
@@ -156,11 +158,13 @@ class Ownership:
                 that was passed over, nor from the start. None when resuming: the newest stays.
             named: whether the run's configuration names the checkpoint: then the run is recorded as the one that chose it.
             origin: the place where the pipeline is defined, as far as the run knows it.
+            instances: by the uid of a stage, its number of instances.
 
         Returns:
             The job's id: the previous job's, or a new one.
         """
-        return self._drive(self.steps.begin_job(resume=resume, restored=restored, named=named, origin=origin))
+        steps = self.steps.begin_job(resume=resume, restored=restored, named=named, origin=origin, instances=instances)
+        return self._drive(steps)
 
     def reserve(self, checkpoint_id: int) -> None:
         """Reserve an id for a savepoint that ``state.json`` will not name, so that no later checkpoint gets it.

@@ -52,7 +52,9 @@ def test_a_claimed_savepoint_that_was_passed_over_is_dropped_too() -> None:
 @pytest.mark.parametrize(("restored", "resume", "highest"), [(3, True, 5), (4, True, 4), (3, False, 4)])
 def test_a_run_that_goes_back_reserves_an_id(restored: int, resume: bool, highest: int) -> None:
     before = state(pointer(4), pointer(3), highest_checkpoint_id=4)
-    begun = changes.begun(before, resume=resume, restored=pointer(restored), at=NOW, named=True, origin=UNKNOWN_ORIGIN)
+    begun = changes.begun(
+        before, resume=resume, restored=pointer(restored), at=NOW, named=True, origin=UNKNOWN_ORIGIN, instances={}
+    )
     assert begun.highest_checkpoint_id == highest
     assert begun.retained == (pointer(4), pointer(3))
 
@@ -60,7 +62,7 @@ def test_a_run_that_goes_back_reserves_an_id(restored: int, resume: bool, highes
 @pytest.mark.parametrize("resume", [True, False])
 def test_a_job_that_begins_without_a_lease_names_no_run(resume: bool) -> None:
     before = state(owner=None, job=Job(job_id=1, status="FAILED", run_id="old", begun_by="old"))
-    found = changes.begun(before, resume=resume, restored=None, at=NOW, named=True, origin=UNKNOWN_ORIGIN)
+    found = changes.begun(before, resume=resume, restored=None, at=NOW, named=True, origin=UNKNOWN_ORIGIN, instances={})
     assert (found.job.run_id, found.job.begun_by) == ("", "")
 
 
@@ -82,3 +84,16 @@ def test_the_record_of_dropped_savepoints_is_bounded() -> None:
     after = changes.with_dropped_savepoints(msgspec.structs.replace(many, retained=(claimed,)), many)
     assert after.dropped_savepoints[:2] == (claimed.location, "0")
     assert len(after.dropped_savepoints) == changes.KEPT_DROPPED_SAVEPOINTS
+
+
+def test_a_job_knows_how_many_instances_its_stages_have_had_and_another_job_does_not() -> None:
+    def begin(before: Any, *, resume: bool, **instances: int) -> Any:
+        return changes.begun(
+            before, resume=resume, restored=None, at=NOW, named=False, origin=UNKNOWN_ORIGIN, instances=instances
+        )
+
+    first = begin(state(pointer(4)), resume=True, hours=3, live=1)
+    assert first.job.most_instances == {"hours": 3}
+    assert begin(first, resume=True, hours=1, days=2).job.most_instances == {"hours": 3, "days": 2}
+    assert begin(first, resume=True, hours=5).job.most_instances == {"hours": 5}
+    assert begin(first, resume=False, hours=1).job.most_instances == {}

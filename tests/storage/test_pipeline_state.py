@@ -85,6 +85,11 @@ def test_version_3_stays_readable() -> None:
     assert state.origin == Origin(code_location="flights", instance="0f1e", assets=("live", "team/hourly"))
 
 
+def test_version_4_stays_readable() -> None:
+    state = decode_state((EXAMPLES / "state-version-4.json").read_bytes(), "example")
+    assert (state.job.stop_asked_by, state.job.most_instances) == ("caught_up", {})
+
+
 def test_an_owner_continues_from_a_state_of_version_1(storage: CheckpointStorage, alice: Owner) -> None:
     storage.store.put(STATE, (EXAMPLES / "state-version-1-finished.json").read_bytes())
     owner = storage.acquire(alice, LEASE)
@@ -92,10 +97,10 @@ def test_an_owner_continues_from_a_state_of_version_1(storage: CheckpointStorage
     owner.begin_job(resume=False)
     owner.end_job("FINISHED", ended_by="end_of_data")
     found = json.loads(storage.store.get(STATE))
-    assert (found["version"], found["job"]["ended_by"], found["job"]["job_id"]) == (4, "end_of_data", 3)
+    assert (found["version"], found["job"]["ended_by"], found["job"]["job_id"]) == (5, "end_of_data", 3)
 
 
-@pytest.mark.parametrize("name", [f"state-version-{version}.json" for version in range(1, 5)])
+@pytest.mark.parametrize("name", [f"state-version-{version}.json" for version in range(1, 6)])
 def test_a_truncated_state_is_never_misread(name: str) -> None:
     data = (EXAMPLES / name).read_bytes().rstrip()
     for end in range(0, len(data), 7):
@@ -330,8 +335,8 @@ def test_another_pipeline_of_the_same_name_is_recognised(found: Origin, same: bo
 
 def test_encoding_is_stable() -> None:
     """Written by this release, byte for byte: a change of the format needs a new version or a default."""
-    data = (EXAMPLES / "state-version-4.json").read_bytes()
-    assert decode_state(data, "example").job.stop_asked_by == "caught_up"
+    data = (EXAMPLES / "state-version-5.json").read_bytes()
+    assert decode_state(data, "example").job.most_instances == {"hourly": 3}
     assert encode_state(decode_state(data, "example")) == data
 
 

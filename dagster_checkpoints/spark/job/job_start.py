@@ -130,7 +130,10 @@ class JobStart:
         ownership = self._storage.ownership
         assert ownership is not None
         named = self._options.restore_from != "latest"
-        return ownership.begin_job(resume=start.resume, restored=start.pointer, named=named, origin=self._options.origin)
+        instances = {stage.uid: stage.parallelism for stage in self._pipeline.stages}
+        return ownership.begin_job(
+            resume=start.resume, restored=start.pointer, named=named, origin=self._options.origin, instances=instances
+        )
 
     def report_attempt(self, attempt: int, restored: Restored | None, part: Collection[str] = ()) -> None:
         """Report a deployment that is about to be built.

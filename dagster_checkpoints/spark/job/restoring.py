@@ -53,7 +53,7 @@ def choose_start(
     ownership = storage.ownership
     assert ownership is not None
 
-    most_instances: dict[str, int] = {}
+    most_instances = dict(ownership.previous.job.most_instances)
 
     def perform(request: object) -> object:
         match request:
@@ -109,8 +109,8 @@ def read_restored(
         storage: The storage of its checkpoints.
         location: The location of the checkpoint or savepoint.
         allow_non_restored_state: See `validate_restore`.
-        most_instances: By the uid of a stage, the largest number of instances that the retained checkpoints know: a later one
-            than that which is restored may have had more, whose sinks have to take their rows back.
+        most_instances: By the uid of a stage, the largest number of instances that its job or the retained checkpoints know: the
+            sinks of those that are gone have to take back what they committed later.
 
     Raises:
         StateError, StorageError: The checkpoint is corrupt, of an unknown version, deleted, or does not fit the pipeline or the
