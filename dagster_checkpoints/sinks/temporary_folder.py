@@ -56,6 +56,11 @@ class TransactionCopies:
     def __init__(self) -> None:
         self._folder = TemporaryFolder()
 
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._folder.path
+
     def keep(self, token: str, batch_id: int, files: Iterable[Path]) -> None:
         """Keep the files of a batch; they replace those kept for this batch before.
 

@@ -979,6 +979,19 @@ def test_copies_of_a_process_that_was_killed_are_deleted(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_no_savepoint_is_taken_of_copies_that_another_program_has_deleted(sqlite: Database) -> None:
+    sink = sqlite.opened()
+    sqlite.write(sink, _numbers(1, 2), 0)
+    transaction = sqlite.staged(sink, 1, 3)
+    first, second = sink.transaction_files(transaction).values()
+    for file, found in ((first, 1), (second, 0)):
+        file.unlink()
+        with pytest.raises(SinkUnavailable, match=rf"holds the 3 rows of transaction .* found {found}: another program"):
+            sink.transaction_files(transaction)
+    sink.commit(transaction)
+    assert (sqlite.rows(), sink.transaction_files(transaction)) == ([(1,), (2,), (3,)], {})
+
+
 def test_the_page_of_the_documentation() -> None:
     page = (Path(__file__).parents[2] / "docs/sinks/sql.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -31,7 +31,7 @@ from dagster_checkpoints.sinks.sql.table import SinkTable
 from dagster_checkpoints.sinks.target import AtomicTarget, Batch, Guard, Sealed
 from dagster_checkpoints.sinks.temporary_folder import TransactionCopies
 from dagster_checkpoints.sinks.unwritable import try_directory
-from dagster_checkpoints.systems.errors import SinkCannotTakeBack, SinkTargetChanged, SinkTransactionLost
+from dagster_checkpoints.systems.errors import SinkCannotTakeBack, SinkTargetChanged, SinkTransactionLost, SinkUnavailable
 from dagster_checkpoints.systems.sql_address import SqlAddress
 from dagster_checkpoints.systems.sql_database import SqlDatabase
 
@@ -212,8 +212,16 @@ class SqlTarget(AtomicTarget):
             self._copies.drop(name)
 
     def copies(self, staged: Staged) -> dict[str, Path]:
-        """The batches' files, as Spark wrote them."""
-        return self._copies.files(staged.name)
+        """The batches' files, as Spark wrote them. Raises SinkUnavailable if another program has deleted some."""
+        files = self._copies.files(staged.name)
+        found = sum(map(parquet_rows, files.values()))
+        if found != staged.rows:
+            raise SinkUnavailable(
+                f"{self._sink}: expected that {self._copies.path}, in the directory for temporary files, holds the {staged.rows} "
+                f"rows of transaction {staged.name} for the savepoint, found {found}: another program has deleted files there. "
+                "Exclude the directory from cleaning (tmpreaper, systemd-tmpfiles). Another attempt writes these rows again"
+            )
+        return files
 
     def restage(self, staged: Staged, files: Mapping[str, Path]) -> None:
         ordered = [files[name] for name in sorted(files)]
