@@ -2,16 +2,18 @@
 
 PySpark's own error has neither its output nor its reason (JAVA_GATEWAY_EXITED). The launcher and the JVM write to the standard
 error of this process, as they do without this module: a thread passes on what they write, and keeps its last part until the JVM
-has begun. This module must not know Dagster.
+has begun. The JVM gets a locale with which it knows every file name. This module must not know Dagster.
 """
 
 from __future__ import annotations
 
+import locale
 import os
 import re
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.spark.session.prompt_answers import answer_promptly
@@ -48,7 +50,8 @@ def launch(settings: Mapping[str, str]) -> None:
         conf = SparkConf().setAll(list(settings.items()))
         output = _Output()
         try:
-            gateway = launch_gateway(conf, popen_kwargs={"stderr": output.writer})
+            with _utf8_locale():
+                gateway = launch_gateway(conf, popen_kwargs={"stderr": output.writer})
         except PySparkRuntimeError as error:
             if error.getCondition() != "JAVA_GATEWAY_EXITED":
                 raise
@@ -56,6 +59,26 @@ def launch(settings: Mapping[str, str]) -> None:
         finally:
             output.forget()
     SparkContext._ensure_initialized(gateway=gateway)
+
+
+@contextmanager
+def _utf8_locale() -> Iterator[None]:
+    """Let a process that is started within this block have a UTF-8 locale, from which Java takes the encoding of file names.
+
+    With another one, such as LC_ALL=C, Spark leaves out a file whose name has other characters, without an error.
+    """
+    before = os.environ.get("LC_ALL")
+    if locale.getencoding().upper() in ("UTF-8", "UTF8"):
+        yield
+        return
+    os.environ["LC_ALL"] = "C.UTF-8"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["LC_ALL"]
+        else:
+            os.environ["LC_ALL"] = before
 
 
 def launch_problem(output: str, settings: Mapping[str, str]) -> str:

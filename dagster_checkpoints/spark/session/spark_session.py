@@ -194,7 +194,7 @@ def build_session(config: Mapping[str, Any] | None = None, *, share_classes: boo
     Raises:
         JavaNotFound: There is no Java that this Spark can run on.
         SparkLaunchError: Java has ended before Spark began, for example because of a package that cannot be found.
-        SparkSettingError: See :func:`session_config`.
+        SparkSettingError: See :func:`session_config` and :func:`prepare_session`.
         SparkVersionError: The plugin does not run on the installed version of Spark.
     """
     check_supported(installed_version())
@@ -272,9 +272,19 @@ def prepare_session(spark: SparkSession) -> SparkSession:
     Spark's logs of a query that ends with an error are switched off, and those of the steps of a batch that it raises the error
     of as well: for Spark, a stop looks like an error; a real error is reported by its task, with the stage's name. So are
     PySpark's logs of errors that it raises as well: each is a line of JSON that holds the whole plan.
+
+    Raises:
+        SparkSettingError: Java does not know all file names.
     """
     from pyspark import cloudpickle
 
+    encoding = str(spark._jvm.System.getProperty("sun.jnu.encoding"))  # type: ignore[union-attr]
+    if encoding.upper() != "UTF-8":
+        raise SparkSettingError(
+            f"Java's encoding of file names (sun.jnu.encoding) is {encoding}: expected UTF-8. Spark leaves out a file whose name "
+            "it cannot read, without an error. Set LC_ALL to a UTF-8 locale that this machine has (C.UTF-8, or another one of "
+            "`locale -a`), and start the process again."
+        )
     cloudpickle.register_pickle_by_value(executor_probe)
     guard_queries()
     for name in _ERROR_LOGS:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dagster_checkpoints.spark.session.launcher import launch_problem
+from dagster_checkpoints.spark.session.spark_session import SparkSettingError, prepare_session
 
 IVY = """\
 :: loading settings :: file = ivysettings.xml
@@ -70,3 +74,36 @@ def test_a_package_that_is_not_found_and_memory_that_is_none(tmp_path: Path) -> 
     assert "9q" in memory and "spark.driver.memory" in memory
     assert "found no org.example:reader_2.12:9.9 (not found)" in package
     assert "UNRESOLVED DEPENDENCIES" in ran.stderr  # passed on
+
+
+FILES = """
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dagster_checkpoints.spark.session.spark_session import build_session
+
+Path("in").mkdir()
+for number, name in enumerate(["a", "ä", "日本"]):
+    pq.write_table(pa.table({"n": [number]}), f"in/{name}.parquet")
+spark = build_session({"spark.master": "local[1]"})
+print("read:", sorted(row.n for row in spark.read.parquet(os.path.abspath("in")).collect()), os.environ["LC_ALL"])
+"""
+
+
+def test_files_of_every_name_are_read_in_any_locale(tmp_path: Path) -> None:
+    folder = tmp_path / "ö"
+    folder.mkdir()
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "1"}
+    command = [sys.executable, "-c", FILES]
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.stdout.splitlines() == ["read: [0, 1, 2] C"], ran.stderr
+
+
+def test_a_session_that_does_not_know_all_file_names_is_refused() -> None:
+    """One that other code has made, or on a machine without the locale."""
+    spark: Any = SimpleNamespace(_jvm=SimpleNamespace(System=SimpleNamespace(getProperty=lambda name: "ISO-8859-1")))
+    with pytest.raises(SparkSettingError, match=r"ISO-8859-1: expected UTF-8\..*leaves out a file.*Set LC_ALL"):
+        prepare_session(spark)
