@@ -6,12 +6,16 @@ connection to Java, which does not have the cause.
 
 from __future__ import annotations
 
+import subprocess
 from typing import TYPE_CHECKING
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_EXIT_SECONDS = 10.0
+"""Maximum seconds from the end of a killed process's connections to its exit code: Linux frees its memory between."""
 
 
 class SparkEndedError(DagsterCheckpointsError):
@@ -51,7 +55,10 @@ def _ended(found: str, remedy: str) -> SparkEndedError:
 
 def _exit_of(context: object) -> str:
     process = getattr(getattr(context, "_gateway", None), "proc", None)  # none if this process did not start Java
-    code = process.poll() if process is not None else None
+    try:
+        code = process.wait(_EXIT_SECONDS) if process is not None else None
+    except subprocess.TimeoutExpired:
+        code = None
     if code is None:
         return "does not answer"
     return f"was ended by signal {-code}" if code < 0 else f"has ended with exit code {code}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,9 +39,15 @@ def session(answer: bool | Exception = False, *, exit_code: int | None = None, s
             raise answer
         assert not answer, "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext"
 
+    def wait(seconds: float) -> int:
+        """Linux tells a process's connections of its end before it tells its parent, to which it has none yet."""
+        if exit_code is None:
+            raise subprocess.TimeoutExpired("java", seconds)
+        return exit_code
+
     context = SimpleNamespace(
         _jsc=None if stopped_here else SimpleNamespace(sc=java_context),
-        _gateway=SimpleNamespace(proc=SimpleNamespace(poll=lambda: exit_code)),
+        _gateway=SimpleNamespace(proc=SimpleNamespace(poll=lambda: None, wait=wait)),
         cancelAllJobs=call,
         cancelJobsWithTag=call,
     )
