@@ -15,6 +15,7 @@ from pathlib import Path
 from dagster_checkpoints.spark.errors import SnapshotError
 
 _VERSION_FILE = re.compile(r"^(\d+)\.(zip|changelog|snapshot|delta)$")
+_SOURCE_FILE = re.compile(r"^sources/(\d+)/(\d+)(\.compact)?$")
 _WHOLE = frozenset({"zip", "snapshot"})
 IMMUTABLE = frozenset({"SSTs", "logs"})
 """The folders of files that a version's .zip names."""
@@ -82,6 +83,39 @@ def needed_files(paths: Collection[str], batch_id: int, named_in: Callable[[str]
                 "checkpoint is declined; the next one tries again."
             )
     return kept
+
+
+def check_read_files(paths: Collection[str], offsets: str, where: str) -> None:
+    """Check that the log of each source of files is complete: without an entry Spark cannot go on, or reads files again.
+
+    Source: Spark's `CompactibleFileStreamLog`: an entry for each number up to the offset, from the newest whole one on.
+
+    Args:
+        paths: As for :func:`needed_files`.
+        offsets: The entry of the offset log of the batch.
+        where: As for :func:`needed_files`.
+
+    Raises:
+        SnapshotError: An entry is missing; the text names it.
+    """
+    entries: dict[int, set[int]] = defaultdict(set)
+    whole: dict[int, set[int]] = defaultdict(set)
+    for path in paths:
+        if match := _SOURCE_FILE.match(path):
+            (whole if match[3] else entries)[int(match[1])].add(int(match[2]))
+    for source, text in enumerate(offsets.splitlines()[2:]):
+        offset = json.loads(text) if text.startswith("{") else None
+        if not isinstance(offset, dict) or offset.keys() != {"logOffset"}:
+            continue
+        last = int(offset["logOffset"])
+        base = max((number for number in whole[source] if number <= last), default=-1)
+        missing = [number for number in range(base + 1, last + 1) if number not in entries[source]]
+        if missing:
+            raise SnapshotError(
+                f"{where}/sources/{source}: expected entries {base + 1} to {last} in the log of the files that were read, found "
+                f"that {missing[:5]} are missing: another program has deleted them. Spark could not go on from here. Exclude the "
+                "work directory from cleaning (tmpreaper, systemd-tmpfiles). The checkpoint is declined."
+            )
 
 
 def _base(store: str, versions: Mapping[str, set[int]], version: int) -> int:

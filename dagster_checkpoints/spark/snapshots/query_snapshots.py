@@ -17,6 +17,7 @@ from dagster_checkpoints.files.durable import link_or_new_file
 from dagster_checkpoints.spark.files.work_path import WorkPath, url
 from dagster_checkpoints.spark.snapshots.query_files import (
     IMMUTABLE,
+    check_read_files,
     is_immutable,
     is_left_out,
     is_of_later_batch,
@@ -62,6 +63,7 @@ def prune(pinned: Path, batch_id: int) -> list[Path]:
         SnapshotError: A file that is needed is missing; the text names it.
     """
     paths = [file.relative_to(pinned).as_posix() for file in _files(pinned)]
+    check_read_files(paths, (pinned / f"offsets/{batch_id}").read_text(encoding="utf-8"), str(pinned))
     needed = needed_files(paths, batch_id, lambda archive: names_in_zip(pinned / archive), str(pinned))
     return [Path(path) for path in needed]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import zipfile
 from collections.abc import Iterable
@@ -326,3 +327,32 @@ def test_a_query_awaits_the_commit_of_the_batch_that_it_has_processed(query: Que
     assert log.awaits_commit
     query.batches(5)
     assert not log.awaits_commit
+
+
+@pytest.mark.parametrize(
+    ("entries", "missing"),
+    [
+        ("0 1 2 3", None),
+        ("0 1 2 3 4", None),  # of the batch that is being planned
+        ("2.compact 3", None),
+        ("0 1 2 2.compact 3 4.compact", None),
+        ("0 1 2 4", [3]),
+        ("2 3", [0, 1]),
+        ("4.compact", [0, 1, 2, 3]),
+        ("2.compact", [3]),
+        ("", [0, 1, 2, 3]),
+    ],
+)
+def test_a_log_of_read_files_with_a_gap_is_refused(tmp_path: Path, entries: str, missing: list[int] | None) -> None:
+    """Spark would not go on from it, or would read files again."""
+    query = Query(tmp_path / "checkpoint")
+    query.batches(3, 4)
+    query.write("offsets/4", 'v1\n{}\n{"logOffset":3}\n-\n{"logOffset":-1}\n{"topic":{"0":7}}')
+    query.write("sources/3/0", "Kafka")
+    for entry in entries.split():
+        query.write(f"sources/0/{entry}", "files")
+    if missing is None:
+        assert {f"sources/0/{entry}" for entry in entries.split()} <= set(take(query, 4, tmp_path / "pinned"))
+    else:
+        with pytest.raises(SnapshotError, match=rf"sources/0: .*found that {re.escape(str(missing))} are missing"):
+            take(query, 4, tmp_path / "pinned")
