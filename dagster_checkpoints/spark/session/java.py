@@ -194,8 +194,10 @@ def cache_directory() -> Path:
     """The user's cache directory for this package: its files can be created again at any time."""
     base = os.environ.get("XDG_CACHE_HOME")
     # The specification says that a relative path has to be ignored.
-    root = Path(base) if base and Path(base).is_absolute() else Path("~/.cache").expanduser()
-    return root / "dagster-checkpoints"
+    if base and Path(base).is_absolute():
+        return Path(base) / "dagster-checkpoints"
+    home = os.path.expanduser("~")  # it stays as it is for a user without a home
+    return Path(home if home.startswith("/") else "/", ".cache", "dagster-checkpoints")
 
 
 def _write_home(home: Path, runtime: Path, script: str) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import locale
 import os
+import pwd
 import re
 import threading
 from collections import deque
@@ -27,7 +28,7 @@ _NOISE = re.compile(r"^\s*$|^\s+at |^:: |^\s*::+$|WARNING|incubator modules|log4
 
 
 class SparkLaunchError(DagsterCheckpointsError):
-    """Spark's JVM has ended before a session began: the text says what it wrote."""
+    """Spark's JVM has ended before a session began, or would do so: the text says why."""
 
 
 def launch(settings: Mapping[str, str]) -> None:
@@ -37,7 +38,7 @@ def launch(settings: Mapping[str, str]) -> None:
         settings: Spark's settings.
 
     Raises:
-        SparkLaunchError: The JVM has ended before Spark began.
+        SparkLaunchError: The JVM has ended before Spark began, or would do so.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
@@ -47,6 +48,7 @@ def launch(settings: Mapping[str, str]) -> None:
     with SparkContext._lock:
         if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
             return
+        check_user()
         conf = SparkConf().setAll(list(settings.items()))
         output = _Output()
         try:
@@ -59,6 +61,24 @@ def launch(settings: Mapping[str, str]) -> None:
         finally:
             output.forget()
     SparkContext._ensure_initialized(gateway=gateway)
+
+
+def check_user() -> None:
+    """Check that this process's user has a name, without which Spark does not begin.
+
+    Raises:
+        SparkLaunchError: It has none.
+
+    Source: the Unix login of Hadoop's `UserGroupInformation`, of which HADOOP_USER_NAME changes only the result.
+    """
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        raise SparkLaunchError(
+            f"expected that the user of this process, {os.getuid()}, has a name, found no entry for it in /etc/passwd: Spark "
+            "does not begin without one. Run as a user that has an entry (in Kubernetes runAsUser), or add one in the "
+            "container's image or at its start"
+        ) from None
 
 
 @contextmanager

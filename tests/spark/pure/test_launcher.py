@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.spark.session.launcher import launch_problem
+from dagster_checkpoints.spark.session.java import cache_directory
+from dagster_checkpoints.spark.session.launcher import SparkLaunchError, check_user, launch_problem
 from dagster_checkpoints.spark.session.spark_session import SparkSettingError, prepare_session
 
 IVY = """\
@@ -107,3 +108,14 @@ def test_a_session_that_does_not_know_all_file_names_is_refused() -> None:
     spark: Any = SimpleNamespace(_jvm=SimpleNamespace(System=SimpleNamespace(getProperty=lambda name: "ISO-8859-1")))
     with pytest.raises(SparkSettingError, match=r"ISO-8859-1: expected UTF-8\..*leaves out a file.*Set LC_ALL"):
         prepare_session(spark)
+
+
+def test_a_user_without_an_entry_in_etc_passwd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As containers have them: Spark would end with "basedir must be absolute" or "invalid null input: name"."""
+    check_user()
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SparkLaunchError, match=r"user of this process, 54321, has a name, found no entry for it"):
+        check_user()
+    assert cache_directory() == Path("/.cache/dagster-checkpoints")
