@@ -10,13 +10,14 @@ import shutil
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dagster_checkpoints.spark.errors import SnapshotError
 from dagster_checkpoints.spark.query.query_log import PlannedBatch, QueryLog
 from dagster_checkpoints.spark.snapshots import query_snapshots as snapshots
-from dagster_checkpoints.spark.snapshots.pinned_queries import QueryPins
+from dagster_checkpoints.spark.snapshots.pinned_queries import QueryPins, ReferencedQuery
 from dagster_checkpoints.spark.snapshots.query_snapshots import pin, prune, relocate
 from dagster_checkpoints.storage import LocalSource
 from dagster_checkpoints.storage.state_files import HashCache, hash_file
@@ -356,3 +357,7 @@ def test_a_log_of_read_files_with_a_gap_is_refused(tmp_path: Path, entries: str,
     else:
         with pytest.raises(SnapshotError, match=rf"sources/0: .*found that {re.escape(str(missing))} are missing"):
             take(query, 4, tmp_path / "pinned")
+        place: Any = "hdfs://n/q"
+        found: Any = {f"sources/0/{entry}": None for entry in entries.split()}
+        with pytest.raises(SnapshotError, match=r"^hdfs://n/q/sources/0: "):
+            ReferencedQuery(place, 4, query.path, found).files()
