@@ -17,6 +17,18 @@ if TYPE_CHECKING:
 _EXIT_SECONDS = 10.0
 """Maximum seconds from the end of a killed process's connections to its exit code: Linux frees its memory between."""
 
+_OUT_OF_HEAP = 52
+"""Spark's exit code for an OutOfMemoryError (`SparkExitCode.OOM`)."""
+_HEAP = (
+    "This exit code says that Java's heap was full (OutOfMemoryError): raise spark.driver.memory in the resource's spark_config, "
+    "or let a micro-batch have fewer rows"
+)
+_MEMORY = (
+    "Linux ends it by signal 9 when the machine or the container has no memory left: give it more, or lower spark.driver.memory "
+    "in the resource's spark_config"
+)
+_MESSAGES = "Java's own messages are in the run's standard error"
+
 
 class SparkEndedError(DagsterCheckpointsError):
     """The Spark session has ended while its job ran: its Java process has, or its SparkContext was stopped."""
@@ -35,11 +47,8 @@ def session_end(spark: SparkSession) -> SparkEndedError | None:
         if not context._jsc.sc().isStopped():
             return None
     except Exception:  # of py4j, or of its connection
-        return _ended(
-            f"Spark's Java process {_exit_of(context)}",
-            "Linux ends it by signal 9 when the machine or the container has no memory left: give it more, or lower "
-            "spark.driver.memory in the resource's spark_config. Java's own messages are in the run's standard error",
-        )
+        code = _exit_code(context)
+        return _ended(f"Spark's Java process {_exit(code)}", f"{_HEAP if code == _OUT_OF_HEAP else _MEMORY}. {_MESSAGES}")
     return _ended(
         "its SparkContext was stopped in Java, for example because the cluster's master has ended the application",
         "The standard error of the run and the logs of the cluster have the reason",
@@ -53,12 +62,16 @@ def _ended(found: str, remedy: str) -> SparkEndedError:
     )
 
 
-def _exit_of(context: object) -> str:
+def _exit_code(context: object) -> int | None:
     process = getattr(getattr(context, "_gateway", None), "proc", None)  # none if this process did not start Java
     try:
-        code = process.wait(_EXIT_SECONDS) if process is not None else None
+        code: int | None = process.wait(_EXIT_SECONDS) if process is not None else None
     except subprocess.TimeoutExpired:
-        code = None
+        return None
+    return code
+
+
+def _exit(code: int | None) -> str:
     if code is None:
         return "does not answer"
     return f"was ended by signal {-code}" if code < 0 else f"has ended with exit code {code}"

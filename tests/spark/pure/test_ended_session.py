@@ -59,6 +59,7 @@ ENDED = [
     (session(stopped_here=True), r"found that spark\.stop\(\) was called in this process.*stop the pipeline instead"),
     (session(True), r"found that its SparkContext was stopped in Java.*logs of the cluster"),
     (session(REFUSED, exit_code=-9), r"found that Spark's Java process was ended by signal 9\..*spark\.driver\.memory"),
+    (session(REFUSED, exit_code=52), r"found that .* has ended with exit code 52\..*heap was full.*raise spark\.driver\.memory"),
     (session(REFUSED, exit_code=3), r"found that Spark's Java process has ended with exit code 3\."),
     (session(Py4JNetworkError("Answer from Java side is empty")), r"found that Spark's Java process does not answer\."),
 ]
