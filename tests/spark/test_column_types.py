@@ -13,7 +13,7 @@ from pyspark.sql import types as t
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage
 from dagster_checkpoints.spark.errors import StageResultError
 from dagster_checkpoints.spark.job.plan_check import check_plans
-from dagster_checkpoints.spark.query.column_types import not_written
+from dagster_checkpoints.spark.query.column_types import not_written, repeated_names
 from dagster_checkpoints.spark.query.stage_inputs import nullable
 
 CARRIED = """
@@ -77,7 +77,13 @@ def test_which_types_segments_hold() -> None:
     assert [path for path, _ in not_written(t.StructType.fromDDL(empty))] == ["s", "n.e", "a", "m.x", "k"]
 
 
-EMPTY = {
+def test_which_names_a_structure_has_twice() -> None:
+    twice = "a int, s struct<b:int,B:int,n:array<struct<c:int,C:int>>>, m map<struct<d:int,D:int>,struct<d:int,e:int>>, S int"
+    assert list(repeated_names(t.StructType.fromDDL(twice))) == ["s", "s.b", "s.n.c", "m.d"]
+    assert list(repeated_names(t.StructType.fromDDL("a struct<a:int,b:struct<a:int>>, b array<struct<a:int>>"))) == []
+
+
+REFUSED = {
     "no column": (lambda rows: rows.select(), "has no column. Select at least one"),
     "a structure": (lambda rows: rows.select("k", F.struct().alias("s")), "of type struct<>.*Give the structure a field"),
     "a structure in an array": (lambda rows: rows.select(F.array(F.struct()).alias("s")), "column 's' of type struct<>"),
@@ -85,12 +91,16 @@ EMPTY = {
         lambda rows: rows.select(F.struct("k", F.struct().alias("e")).alias("s")),
         r"column 's\.e' of type struct<>",
     ),
+    "fields of one name": (
+        lambda rows: rows.selectExpr("array(named_struct('e', k, 'E', k)) AS s"),
+        r"more than one column 's\.e' \(upper and lower case",
+    ),
 }
 
 
-@pytest.mark.parametrize("name", EMPTY)
-def test_what_has_no_field_is_known_at_check(lab: Any, name: str) -> None:
-    function, text = EMPTY[name]
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_channel_carries_is_known_at_check(lab: Any, name: str) -> None:
+    function, text = REFUSED[name]
 
     @bounded_source
     def rows(context):

@@ -1,13 +1,14 @@
 """The column types that a query's output may have: every output is written as Parquet, and a channel is read from these files.
 
 An unknown type is refused: it would fail in the middle of the job, or be read as another type. So is a structure without
-fields, which Parquet has not.
+fields, which Parquet has not, and one with two fields of a name, which Spark writes and cannot read.
 
 Source: https://spark.apache.org/docs/latest/sql-ref-datatypes.html
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from pyspark.sql import types as t
@@ -39,6 +40,24 @@ _WRITTEN = (
 def not_written(schema: t.StructType) -> list[tuple[str, t.DataType]]:
     """The columns, nested ones included, whose type Spark's Parquet files cannot hold: path and type of each."""
     return [(path, kind) for path, kind in _atoms(schema) if not isinstance(kind, _WRITTEN)]
+
+
+def repeated_names(kind: t.DataType, path: str = "") -> Iterator[str]:
+    """The names that columns, or the fields of a structure in one, have more than once, in upper or lower case: path of each."""
+    match kind:
+        case t.StructType():
+            prefix = f"{path}." if path else ""
+            names = Counter(field.name.lower() for field in kind.fields)
+            yield from (f"{prefix}{name}" for name, count in sorted(names.items()) if count > 1)
+            for field in kind.fields:
+                yield from repeated_names(field.dataType, f"{prefix}{field.name}")
+        case t.ArrayType():
+            yield from repeated_names(kind.elementType, path)
+        case t.MapType():
+            yield from repeated_names(kind.keyType, path)
+            yield from repeated_names(kind.valueType, path)
+        case t.UserDefinedType():
+            yield from repeated_names(kind.sqlType(), path)
 
 
 def advice_on(path: str, kind: t.DataType) -> str:

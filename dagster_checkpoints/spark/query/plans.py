@@ -5,7 +5,6 @@ Must not know tasks, channels' contents or checkpoints. Analysis only: no plan i
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +24,7 @@ from dagster_checkpoints.spark.errors import (
 from dagster_checkpoints.spark.identifiers import identifier
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.channel_sources import RECORDS
-from dagster_checkpoints.spark.query.column_types import advice_on
+from dagster_checkpoints.spark.query.column_types import advice_on, repeated_names
 from dagster_checkpoints.spark.query.error_text import text_of_error
 from dagster_checkpoints.spark.query.event_time_checks import check_event_time_moves
 from dagster_checkpoints.spark.query.file_name_checks import check_file_names
@@ -406,11 +405,10 @@ def _check_event_time(call: StageCall, frame: DataFrame, column: str) -> None:
 
 
 def _check_columns(call: StageCall, frame: DataFrame) -> None:
-    """Check that Parquet files can hold the chain's output: columns, each with a type, and no column twice."""
-    names = Counter(name.lower() for name in frame.columns)
-    repeated = sorted(name for name, count in names.items() if count > 1)
+    """Check that Parquet files can hold the chain's output: columns, each with a type, and no name twice."""
+    repeated = list(repeated_names(frame.schema))
     untyped = [field.name for field in frame.schema.fields if isinstance(field.dataType, NullType)]
-    if not names:
+    if not frame.columns:
         problem, remedy = "has no column", "Select at least one: F.lit(True).alias(...) if only the number of rows matters."
     elif repeated:
         problem = f"has more than one column {', '.join(map(repr, repeated))} (upper and lower case are not distinguished)"
