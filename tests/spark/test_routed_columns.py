@@ -118,6 +118,23 @@ def test_one_instance_has_all_rows_and_several_without_a_key_have_any(
     assert [named in text for text in warnings if named] == [True] * len(warnings) == [True] * bool(named)
 
 
+@pytest.mark.parametrize("kind", ["double", "float"])
+def test_a_floating_point_number_is_the_key_of_a_join(lab: Lab, kind: str) -> None:
+    """Spark joins by another form of it, in which zeros are equal."""
+
+    def read(name: str) -> Stage:
+        return unbounded_source(name=name, watermark=("ts", "1 hour"))(
+            lambda context: lab.stream(name, f"k {kind}, ts timestamp, v long")
+        )
+
+    @stage(inputs={name: StageInput(key="k") for name in "ab"}, instances=["x", "y"], sink=lab.sink())
+    def both(a: DataFrame, b: DataFrame) -> DataFrame:
+        return joined("k = rk")(a, b)
+
+    report = check_plans(Pipeline("numbers", [read("a"), read("b"), both]), lab.spark)
+    assert (report.failed, [text for text in report.warnings if "routed" in text]) == ({}, [])
+
+
 @pytest.mark.parametrize(("key", "warned"), [("upper(k) AS k", True), ("k AS id", False), ("k", False)])
 def test_a_key_that_a_query_in_front_has_changed_or_renamed(lab: Any, key: str, warned: bool) -> None:
     """Of a changed key, equal ones may be in two instances."""

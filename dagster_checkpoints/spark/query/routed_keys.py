@@ -30,6 +30,8 @@ _KEYS = {
     "FlatMapGroupsInPandasWithState": "groupingAttributes",
 }
 _JOIN = "Join"
+_NORMALIZED = frozenset({"KnownFloatingPointNormalized", "NormalizeNaNAndZero"})
+"""What Spark puts around a floating-point number in the key of a join: zeros get one form, and NaNs, and keep their hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,8 @@ def _expressions(sequence: Any) -> Sequence[Node]:
 
 def _column(expression: Node, plan: Node) -> str:
     """The column of the inputs that an expression is, unchanged; "" for any other expression."""
+    while expression.kind in _NORMALIZED:
+        (expression,) = expression.children
     return traced(expression, [plan]) if expression.kind == "AttributeReference" else ""
 
 
