@@ -285,3 +285,34 @@ def test_batches_of_a_backfill_without_a_limit_begin_small_and_a_limit_of_the_us
     assert [counts["live"] for counts in batches] == [of_a_file, of_a_file] + [0] * (len(batches) - 2)
     tables = [lab.table(name, ROWS).select("*", F.lit(name).alias("source")) for name in ("history", "dated", "live")]
     lab.check(tables[0].unionByName(tables[1]).unionByName(tables[2]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("csv", {"mode": "DROPMALFORMED"}), ("json", {"columnNameOfCorruptRecord": "damaged"})],
+    ids=["dropped", "marked"],
+)
+def test_a_damaged_value_counts_in_a_shared_query_also_where_the_reader_does_not_use_it(
+    lab: Any, kind: str, options: dict[str, str]
+) -> None:
+    """Spark parses only the columns that a query uses: the rows of a source would depend on which stages share its query."""
+    lines = {
+        "csv": ["1,1", "2,no number", "3,3"],
+        "json": ['{"k": 1, "v": 1}', '{"k": 2, "v": "no number"}', '{"k": 3, "v": 3}'],
+    }
+    (lab.input("lines") / f"1.{kind}").write_text("\n".join(lines[kind]) + "\n")
+    schema = "k long, v long, damaged string" if kind == "json" else "k long, v long"
+
+    @bounded_source
+    def read(context):
+        reader = context.spark.readStream.schema(schema).options(maxFileAge="36500d", maxFilesPerTrigger="1", **options)
+        return reader.format(kind).load(str(lab.input("lines")))
+
+    @stage(sink=lab.sink())
+    def keys(read):
+        return (read.where("damaged IS NULL") if kind == "json" else read).select("k")
+
+    job = lab.start(Pipeline("p", [read, keys]))
+    assert job.chains == (("read", "keys"),)
+    job.finished()
+    lab.check([(1,), (3,)])

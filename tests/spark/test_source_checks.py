@@ -33,6 +33,7 @@ from dagster_checkpoints.spark.query.source_checks import (
     limit_in_query,
     misread_options,
     missing_limit,
+    rows_by_columns,
     skips_files,
     skips_old_files,
     wrong_offset_commit,
@@ -63,6 +64,26 @@ FLIGHTS = "k string, ts timestamp, v long"
 def test_which_sources_act_on_commit(kind: str, options: Mapping[str, str], found: str) -> None:
     problem = acts_on_commit(StreamingSource(kind, kind, options))
     assert (found in problem) if found else problem == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "options", "found"),
+    [
+        ("csv", "k long", {}, False),
+        ("csv", "k long", {"mode": "dropMalformed"}, True),
+        ("org.apache.spark.sql.execution.datasources.csv.CSVFileFormat", "k long", {"MODE": "FAILFAST"}, True),
+        ("json", "k long, _corrupt_record string", {}, True),
+        ("json", "k long, _corrupt_record string", {"columnNameOfCorruptRecord": "damaged"}, False),
+        ("json", "k long, damaged string", {"columnNameOfCorruptRecord": "damaged", "mode": "PERMISSIVE"}, True),
+        ("parquet", "k long, _corrupt_record string", {"mode": "DROPMALFORMED"}, False),
+        ("text", "value string", {"mode": "FAILFAST"}, False),
+    ],
+)
+def test_whether_the_columns_that_are_used_decide_the_rows(
+    lab: Any, kind: str, columns: str, options: Mapping[str, str], found: bool
+) -> None:
+    frame = lab.spark.readStream.format(kind).schema(columns).options(**options).load(str(lab.input("in")))
+    assert rows_by_columns(frame.select("*").where("true")) is found
 
 
 @pytest.mark.parametrize(

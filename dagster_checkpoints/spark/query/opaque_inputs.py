@@ -15,6 +15,8 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from dagster_checkpoints.spark.identifiers import identifier
+
 
 def opaque(*branches: DataFrame) -> DataFrame:
     """The rows of some streams with the same columns, as one stream through which the optimizer does not look.
@@ -29,6 +31,15 @@ def opaque(*branches: DataFrame) -> DataFrame:
     for other in branches[1:]:
         frame = frame.unionByName(other)
     return frame.union(_without_rows(branches[0])).where(F.spark_partition_id() >= 0)
+
+
+def whole(frame: DataFrame) -> DataFrame:
+    """The same rows, of which the optimizer leaves out no column: a source reads all of them, whatever its reader uses.
+
+    The condition is true for each row; what is behind it, and names all columns, is never evaluated.
+    """
+    columns = F.struct(*[F.col(identifier(name)) for name in frame.columns])
+    return frame.where(F.when(F.spark_partition_id() >= 0, True).otherwise(F.raise_error(columns.cast("string")).cast("boolean")))
 
 
 def opaque_condition(condition: Column) -> Column:

@@ -46,6 +46,7 @@ from dagster_checkpoints.spark.query.join_checks import (
     check_time_keys,
     check_unmatched_rows,
 )
+from dagster_checkpoints.spark.query.opaque_inputs import whole
 from dagster_checkpoints.spark.query.operator_checks import check_event_time_columns, check_operators
 from dagster_checkpoints.spark.query.operators import keeping_state
 from dagster_checkpoints.spark.query.optimizer_checks import check_optimized
@@ -59,7 +60,14 @@ from dagster_checkpoints.spark.query.plan_nodes import (
     streams,
 )
 from dagster_checkpoints.spark.query.row_counts import counted
-from dagster_checkpoints.spark.query.source_checks import SourceWarning, at_end, check_limits, check_source, source_of
+from dagster_checkpoints.spark.query.source_checks import (
+    SourceWarning,
+    at_end,
+    check_limits,
+    check_source,
+    rows_by_columns,
+    source_of,
+)
 from dagster_checkpoints.spark.query.spark_advice import advice_on_refused_plan
 from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
 from dagster_checkpoints.spark.query.stage_inputs import nullable
@@ -186,7 +194,8 @@ def build_plan(
                 check(call, frame, divisible=bool(position and arguments))
             stateful = (call.stage.name,) * (keeping_state(frame) - len(stateful)) + stateful
         if position < len(calls) - 1:
-            frame, observation = counted(call.stage.name, frame)
+            rows = whole(frame) if not arguments and rows_by_columns(frame) else frame
+            frame, observation = counted(call.stage.name, rows)
             observations |= {call.stage.name: observation} if observation is not None else {}
         if stand_ins is not None and not arguments:
             frame = fused[call.stage.name] = fused_source(call.stage.name, frame)

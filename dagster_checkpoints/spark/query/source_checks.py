@@ -89,6 +89,10 @@ _SKIPPED_FILES: Mapping[str, str] = {
 }
 """Options of file sources, with what Spark then skips."""
 
+_PARSED_FORMATS = ("csv", "json", "xml")
+"""Formats of files of which Spark parses only the columns that a query uses: a row whose damaged value it does not use is no
+damaged one."""
+
 COMMITS_OFFSETS = "commit.offsets.on.checkpoint"
 """Option of a Kafka source: with "true" its offsets go to the consumer group with each completed checkpoint."""
 GROUP = "kafka.group.id"
@@ -311,6 +315,24 @@ def at_end(source: StreamingSource) -> bool:
     if source.kind == "delta":
         return options.get("startingversion", "").lower() == "latest"
     return source.kind not in _BEGIN_AT_FIRST_ROW
+
+
+def rows_by_columns(frame: DataFrame) -> bool:
+    """Whether it depends on the columns that are used of a stream which rows Spark drops, refuses or calls damaged.
+
+    Source: the options `mode` and `columnNameOfCorruptRecord` of Spark's files of text, and `CSVOptions.isColumnPruningEnabled`
+    """
+    for leaf in streams(frame):
+        if leaf.nodeName() != V1_STREAM:
+            continue
+        source = leaf.dataSource()
+        if not str(source.className()).rpartition(".")[2].lower().startswith(_PARSED_FORMATS):
+            continue
+        options = source_options(leaf)
+        damaged = options.get("columnnameofcorruptrecord") or frame.sparkSession.conf.get("spark.sql.columnNameOfCorruptRecord")
+        if options.get("mode", "").upper() in ("DROPMALFORMED", "FAILFAST") or damaged in leaf.schema().fieldNames():
+            return True
+    return False
 
 
 def skips_old_files(source: StreamingSource) -> bool:
