@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from dagster_checkpoints.pipeline import Pipeline, Stage
 from dagster_checkpoints.spark.errors import PlanRefusedError
+from dagster_checkpoints.spark.identifiers import identifier
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources
 from dagster_checkpoints.spark.query.column_origins import BOUNDARY
 from dagster_checkpoints.spark.query.opaque_inputs import opaque
@@ -85,7 +86,7 @@ def stand_in(sources: ChannelSources, stage: Stage, schema: StructType) -> DataF
     """
     empty = sources.ended(stage.name, schema)
     if stage.watermark is not None:
-        empty = empty.withWatermark(stage.watermark.column, f"{stage.watermark.lateness_ms} milliseconds")
+        empty = empty.withWatermark(identifier(stage.watermark.column), f"{stage.watermark.lateness_ms} milliseconds")
     return fused_source(stage.name, empty)
 
 

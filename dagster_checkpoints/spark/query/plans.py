@@ -175,7 +175,9 @@ def build_plan(
                     "declares watermark= and also calls withWatermark. Keep the declaration, remove the call.",
                 )
             _check_event_time(call, frame, call.stage.watermark.column)
-            frame = frame.withWatermark(call.stage.watermark.column, f"{call.stage.watermark.lateness_ms} milliseconds")
+            frame = frame.withWatermark(
+                identifier(call.stage.watermark.column), f"{call.stage.watermark.lateness_ms} milliseconds"
+            )
             own = True
         own_watermark = own_watermark or own
         setting = setting | {call.stage.name} if own else setting

@@ -69,7 +69,7 @@ def stream_dataframe(sources: ChannelSources, stream: StreamInput) -> DataFrame:
         return opaque(records)
     column, lateness_ms = stream.event_time.column, stream.event_time.lateness_ms
     times = sources.watermarks(stream.uid, stream.schema, stream.gate, column, lateness_ms, stream.attempt)
-    watermark = times.withWatermark(column, f"{lateness_ms} milliseconds")
+    watermark = times.withWatermark(identifier(column), f"{lateness_ms} milliseconds")
     dropped = watermark.where(opaque_condition(F.col(identifier(column)) < F.lit(NEVER)))
     return opaque(dropped, records)
 
