@@ -41,7 +41,7 @@ from dagster_checkpoints.plugin.interrupts import interrupts_delayed
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
 from dagster_checkpoints.plugin.run_lineage import earlier_runs, origin_of, other_steps, retried_runs
 from dagster_checkpoints.plugin.run_tags import cleared_tags, has_no_end, tag_refusal, time_limit_tags
-from dagster_checkpoints.plugin.settings import KnownSettings, refuse_unknown
+from dagster_checkpoints.plugin.settings import KnownSettings, refuse_unknown, replacing_schema
 from dagster_checkpoints.plugin.stage_assets import PIPELINE, StageAssets
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.session.spark_session import build_session, session_config
@@ -248,9 +248,11 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         """Dagster's definition of the resource; its description is the first paragraph of the class's documentation.
 
         The editors of Dagster's UI show the description in one piece above the configuration, and each setting's own below it.
+        A run's configuration replaces the settings that it names: with Dagster's own schema all others would lose their values.
         """
         definition = super().get_resource_definition()
         definition._description = (inspect.getdoc(type(self)) or "").partition("\n\n")[0]
+        definition._config_schema = replacing_schema(self._schema, self._resolved_config_dict)
         return definition
 
     def run(

@@ -1,4 +1,4 @@
-"""Refuses unknown settings, and suggests the most similar known name.
+"""Refuses unknown settings, and suggests the most similar known name; lets a run replace some of a resource's settings.
 
 Pydantic ignores unknown fields, so a misspelt setting would silently keep its default.
 """
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 import dagster as dg
+from dagster._core.definitions.definition_config_schema import DefinitionConfigSchema
 from pydantic import BaseModel, model_validator
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
@@ -100,6 +101,22 @@ class KnownSettings(BaseModel):
         kinds = (float, float | None)
         fields = cls.model_fields.items()
         return [name for name, field in fields if field.annotation in kinds and "seconds" in (field.description or "")]
+
+
+def replacing_schema(schema: dg.Field, given: Mapping[str, Any]) -> DefinitionConfigSchema:
+    """The schema of a resource's configuration in a run: a setting that the run does not name has the value of the definition.
+
+    Args:
+        schema: The schema of the resource's class.
+        given: The settings of the definition, as Dagster's configuration has them.
+    """
+    shape: Any = schema.config_type
+    fields = {
+        name: dg.Field(field.config_type, default_value=given[name], description=field.description) if name in given else field
+        for name, field in shape.fields.items()
+    }
+    kind = dg.Permissive if isinstance(shape, dg.Permissive) else dg.Shape
+    return DefinitionConfigSchema(dg.Field(kind(fields), default_value=dict(given), description=schema.description))
 
 
 def _reads_as_number(value: Any) -> bool:

@@ -188,6 +188,37 @@ def test_spark_settings_may_be_variables(
     assert nested or found["spark.sql.shuffle.partitions"] == "7"
 
 
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        (None, ("in_a_variable", None, 1, "local[3]")),
+        ({}, ("in_a_variable", None, 1, "local[3]")),
+        ({"retained": 2}, ("in_a_variable", None, 2, "local[3]")),
+        ({"interval": 5.0, "storage": {"env": "OTHER"}}, ("other", 5.0, 1, "local[3]")),
+        ({"spark_config": {"spark.master": "local[1]"}}, ("in_a_variable", None, 1, "local[1]")),
+    ],
+)
+def test_a_run_that_replaces_some_settings_keeps_the_others(
+    named: dict[str, Any] | None, expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster's own schema gives the others their defaults: the run would begin from nothing, in another storage, in silence."""
+    monkeypatch.setenv("STORAGE", "in_a_variable")
+    monkeypatch.setenv("OTHER", "other")
+    defined = CheckpointCoordinatorResource(
+        storage=dg.EnvVar("STORAGE"), interval=None, spark_config={"spark.master": "local[3]"}
+    )
+    found: list[CheckpointCoordinatorResource] = []
+    read = dg.op(name="read", required_resource_keys={"settings"})(lambda context: found.append(context.resources.settings))
+
+    @dg.job(resource_defs={"settings": defined})
+    def reading() -> None:
+        read()
+
+    assert reading.execute_in_process({} if named is None else {"resources": {"settings": {"config": named}}}).success
+    (settings,) = found
+    assert (settings.storage, settings.interval, settings.retained, settings.spark_settings()["spark.master"]) == expected
+
+
 def test_settings_of_spark_from_a_resource_and_beside_it_are_joined_by_name() -> None:
     cluster = LazyPySparkResource(spark_config={"spark": {"master": "local[2]", "driver": {"memory": "8g"}}})
     settings = CheckpointCoordinatorResource(spark=cluster, spark_config={"spark": {"driver": {"memory": "4g"}}}).spark_settings()
