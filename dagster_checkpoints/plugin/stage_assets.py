@@ -54,7 +54,7 @@ class NoStageSelectedError(DagsterCheckpointsError):
 
 
 class PartitionedStageError(DagsterCheckpointsError):
-    """The translator gives a stage's asset partitions."""
+    """The translator, or a later change of the asset, gives a stage's asset partitions."""
 
 
 class DuplicateAssetKeyError(DagsterCheckpointsError):
@@ -138,13 +138,18 @@ def _read_by(pipeline: Pipeline, stage: str) -> set[str]:
 
 def _translated(translator: DagsterStageTranslator, stage: Stage) -> dg.AssetSpec:
     spec = translator.get_asset_spec(stage)
+    _check_unpartitioned(stage.name, spec, f"from get_asset_spec of {type(translator).__name__}")
+    return spec
+
+
+def _check_unpartitioned(stage: str, spec: dg.AssetSpec, source: str) -> None:
+    """Refuse a stage with partitions: the run of each partition would read all rows again."""
     if spec.partitions_def is not None:
         raise PartitionedStageError(
-            f"expected an asset without partitions for stage {stage.name!r}, found partitions_def={spec.partitions_def!r} from "
-            f"get_asset_spec of {type(translator).__name__}: one run materializes all stages of a pipeline, and has none. "
-            "The instances of a stage are the partitions of an asset of their own, see instance_assets"
+            f"expected an asset without partitions for stage {stage!r}, found partitions_def={spec.partitions_def!r} {source}: "
+            "one run materializes all stages of a pipeline, and has none. The instances of a stage are partitions of an asset "
+            "of their own, see instance_assets"
         )
-    return spec
 
 
 def _without_kinds(tags: Mapping[str, str]) -> dict[str, str]:
@@ -245,8 +250,11 @@ def stage_keys(assets: dg.AssetsDefinition, pipeline: Pipeline) -> dict[str, dg.
 
     Raises:
         NotAPipelineAssetError: `@pipeline_assets` did not make the assets from this pipeline.
+        PartitionedStageError: The assets have got partitions since.
     """
     keys = _keys_of_stages(assets, pipeline)
+    for stage, key in keys.items():
+        _check_unpartitioned(stage, assets.get_asset_spec(key), "that map_asset_specs or post-processing has added")
     if not keys:
         raise NotAPipelineAssetError(
             f"expected the assets that @pipeline_assets(pipeline=...) made of pipeline {pipeline.name!r}, found "
@@ -313,6 +321,7 @@ class StageAssets:
             NoStageSelectedError: The run has selected none of the stages, but checks of their commits.
             NotAPipelineAssetError: The function was not decorated with `@pipeline_assets` for this pipeline.
             StageDependencyError: A stage's asset has got a dependency within the pipeline since that the pipeline does not have.
+            PartitionedStageError: The stages' assets have got partitions since.
             DuplicatePipelineError: Another pipeline of the code location has the same name.
             SelectionError: Dagster has divided the stages among several steps of the job.
         """

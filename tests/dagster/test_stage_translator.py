@@ -21,6 +21,7 @@ from dagster_checkpoints import (
     Pipeline,
     Stage,
     bounded_source,
+    build_pipeline_defs,
 )
 from dagster_checkpoints import stage as pipeline_stage
 from dagster_checkpoints.plugin.code_version import code_version
@@ -160,6 +161,20 @@ def test_a_stage_has_no_partitions(numbers_pipeline: Pipeline, assets_of: Callab
 
     with pytest.raises(PartitionedStageError, match=r"without partitions for stage 'numbers'.* get_asset_spec of Daily"):
         assets_of(numbers_pipeline, translator=Daily())
+
+
+def test_partitions_that_post_processing_adds_are_refused(
+    numbers_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]
+) -> None:
+    """The run of each partition would be a job of its own, and write all rows."""
+    days = dg.StaticPartitionsDefinition(["monday", "tuesday"])
+    assets = assets_of(numbers_pipeline).map_asset_specs(lambda spec: spec.replace_attributes(partitions_def=days))
+    found = r"without partitions for stage 'numbers', found .*that map_asset_specs or post-processing has added"
+    with pytest.raises(PartitionedStageError, match=found):
+        build_pipeline_defs(numbers_pipeline, assets=assets)
+    resources = {"checkpoint_coordinator": CheckpointCoordinatorResource(storage="/nowhere")}
+    with pytest.raises(dg.Failure, match=found):
+        dg.materialize([assets], partition_key="monday", resources=resources)
 
 
 def test_two_stages_with_one_key_are_refused(numbers_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]) -> None:
