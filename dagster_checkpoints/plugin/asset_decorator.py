@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
+from functools import wraps
 from typing import Any
 
 import dagster as dg
@@ -16,7 +17,7 @@ from dagster_checkpoints.definitions.pipelines import register
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.commit_checks import check_specs
 from dagster_checkpoints.plugin.run_config import run_config_schema
-from dagster_checkpoints.plugin.stage_assets import stage_specs
+from dagster_checkpoints.plugin.stage_assets import NotAPipelineAssetError, stage_specs
 from dagster_checkpoints.plugin.stage_translator import DagsterStageTranslator
 
 
@@ -84,11 +85,32 @@ def pipeline_assets(
             pool=pool,
             required_resource_keys=None if required_resource_keys is None else set(required_resource_keys),
             config_schema=None if has_config else run_config_schema(),
-        )(function)
+        )(_with_results(function, pipeline))
         register(pipeline, assets)
         return assets
 
     return decorate
+
+
+def _with_results(function: Callable[..., Any], pipeline: Pipeline) -> Callable[..., Any]:
+    """The function, which is refused if it yields or returns nothing.
+
+    Dagster takes that for the success of a single asset, although `run()` has done nothing before it is iterated.
+    """
+    if any(kind(function) for kind in (inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.iscoroutinefunction)):
+        return function
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        results = function(*args, **kwargs)
+        if results is None:
+            raise NotAPipelineAssetError(
+                f"expected that function {function.__name__!r} yields the results of run() of pipeline {pipeline.name!r}, found "
+                "that it returns none: a run whose results are not read does nothing. Write `yield from` in front of it"
+            )
+        return results
+
+    return checked
 
 
 def _evaluate_annotations(function: Callable[..., Any]) -> None:

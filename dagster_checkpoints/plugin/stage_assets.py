@@ -46,7 +46,7 @@ COMMITTED_ROWS = "dagster_checkpoints/committed_rows"
 
 
 class NotAPipelineAssetError(DagsterCheckpointsError):
-    """A pipeline is run by an asset that `@pipeline_assets` did not make from this pipeline."""
+    """A pipeline is run by an asset that `@pipeline_assets` did not make from this pipeline, or that yields no results."""
 
 
 class NoStageSelectedError(DagsterCheckpointsError):

@@ -16,13 +16,20 @@ from dagster_aws.s3 import S3Resource
 from dagster_pyspark import LazyPySparkResource, PySparkResource
 from pydantic import ValidationError
 
-from dagster_checkpoints import CheckpointCoordinatorResource, ParquetSink, Pipeline, SavepointConfig, bounded_source
+from dagster_checkpoints import (
+    CheckpointCoordinatorResource,
+    ParquetSink,
+    Pipeline,
+    SavepointConfig,
+    bounded_source,
+    pipeline_assets,
+)
 from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.plugin import resource
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
 from dagster_checkpoints.plugin.savepoints import SavepointCheckConfig, SavepointRetention
 from dagster_checkpoints.plugin.settings import InvalidSettingError, UnknownSettingError
-from dagster_checkpoints.plugin.stage_assets import REFUSED
+from dagster_checkpoints.plugin.stage_assets import REFUSED, NotAPipelineAssetError
 from dagster_checkpoints.spark.session.spark_session import SparkSettingError
 from dagster_checkpoints.storage import CheckpointStorage, LeaseRenewer, Owner, open_store
 from dagster_checkpoints.storage.root import NoStorageError
@@ -254,6 +261,23 @@ def test_a_pipeline_is_run_by_its_own_assets_only(
         yield from checkpoint_coordinator.run(numbers_pipeline, context=context)
 
     assert "@pipeline_assets" in failure_of(materialize(not_decorated, coordinator())).description
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_a_function_that_yields_no_results_fails(coordinator: Coordinator, materialize: Materialize) -> None:
+    """Dagster took the run of a single stage for a success, and nothing had run."""
+
+    @bounded_source(sink=ParquetSink("/nowhere"))
+    def alone(context): ...
+
+    alone_pipeline = Pipeline("alone", [alone])
+
+    @pipeline_assets(pipeline=alone_pipeline)
+    def without_yield(context: dg.AssetExecutionContext, checkpoint_coordinator: CheckpointCoordinatorResource):
+        checkpoint_coordinator.run(alone_pipeline, context=context)
+
+    with pytest.raises(NotAPipelineAssetError, match=r"'without_yield' yields the results of run\(\) of pipeline 'alone'"):
+        materialize(without_yield, coordinator(), raise_on_error=True)
 
 
 @pytest.mark.usefixtures("no_spark")
