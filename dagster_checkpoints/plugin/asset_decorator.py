@@ -59,7 +59,8 @@ def pipeline_assets(
     Raises:
         UnknownStageError: `deps` names a stage that the pipeline does not have.
         DuplicateAssetKeyError: Two stages have the same key, or one has that of the checkpoints or of a stage's instances.
-        StageDependencyError: `deps` or the translator names a stage of the pipeline for a stage that does not read it.
+        StageDependencyError: `deps` or the translator names a stage of the pipeline for a stage that does not read it; or `deps`
+            has no list of assets for each stage.
         DuplicatePipelineError: Another pipeline of the code location that Dagster is loading has the same name.
 
     Examples:

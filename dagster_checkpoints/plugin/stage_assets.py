@@ -62,7 +62,8 @@ class DuplicateAssetKeyError(DagsterCheckpointsError):
 
 
 class StageDependencyError(DagsterCheckpointsError):
-    """A stage's asset depends on a stage of the same pipeline that the stage does not read, directly or through others."""
+    """A stage's asset depends on a stage of the same pipeline that the stage does not read, directly or through others; or the
+    dependencies are not lists of assets by stage."""
 
 
 def stage_specs(
@@ -87,9 +88,10 @@ def stage_specs(
     Raises:
         UnknownStageError: `deps` names a stage that the pipeline does not have.
         DuplicateAssetKeyError: Two stages have the same key, or one has that of the checkpoints or of a stage's instances.
-        StageDependencyError: `deps` or the translator names a stage of the pipeline for a stage that does not read it.
+        StageDependencyError: `deps` or the translator names a stage of the pipeline for a stage that does not read it; or `deps`
+            has no list of assets for each stage.
     """
-    outside = {pipeline.stage(name).name: tuple(assets) for name, assets in (deps or {}).items()}
+    outside = _outside(pipeline, deps)
     translate = translator or DagsterStageTranslator()
     specs = {stage.name: _translated(translate, stage) for stage in pipeline.stages}
     keys = {name: spec.key.with_prefix(key_prefix) for name, spec in specs.items()}
@@ -110,6 +112,22 @@ def stage_specs(
         )
     _check_dependencies(pipeline, keys, made)
     return made
+
+
+def _outside(pipeline: Pipeline, deps: object) -> dict[str, Sequence[Any]]:
+    """The assets outside of the pipeline, by stage; a text would be taken for a list of its characters."""
+    found = {} if deps is None else deps
+    if not isinstance(found, Mapping):
+        raise StageDependencyError(
+            f"pipeline {pipeline.name!r}: expected deps= by the name of the stage that reads the assets, such as "
+            f'{{{pipeline.stages[0].name!r}: ["raw_files"]}}, found {deps!r}'
+        )
+    for name, assets in found.items():
+        if type(assets) not in (list, tuple, set, frozenset):  # a key and a spec are tuples themselves
+            raise StageDependencyError(
+                f"pipeline {pipeline.name!r}: expected a list of assets in deps= of stage {name!r}, found {assets!r}"
+            )
+    return {pipeline.stage(name).name: tuple(assets) for name, assets in found.items()}
 
 
 def _check_dependencies(pipeline: Pipeline, keys: Mapping[str, dg.AssetKey], specs: Iterable[dg.AssetSpec]) -> None:

@@ -215,6 +215,13 @@ def test_a_dependency_within_the_pipeline_is_one_of_the_pipeline(
         assets_of(apart, deps={"left": ["both"]})
 
 
+@pytest.mark.parametrize("deps", ["raw", ["raw"], {"left": "raw"}, {"left": dg.AssetKey(["a", "b"])}, {"left": None}])
+def test_dependencies_are_lists_by_stage(deps: Any, apart: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]) -> None:
+    """A text became the assets `r`, `a` and `w`."""
+    with pytest.raises(StageDependencyError, match=r"pipeline 'apart': expected .*deps= "):
+        assets_of(apart, deps=deps)
+
+
 def test_a_dependency_that_post_processing_adds_is_refused_when_a_run_begins(
     apart: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]
 ) -> None:
