@@ -21,16 +21,17 @@ def check_definition(storage: str | None, work_directory: str | None, spark: Map
     """Refuse settings that no run can start with.
 
     Args:
-        storage: Root of the checkpoint storage; None or empty if the environment names it.
+        storage: Root of the checkpoint storage; None if the environment names it.
         work_directory: URL or path of the work directory; None for the default.
         spark: Settings of the Spark session, nested or flat.
 
     Raises:
-        InvalidStorageUrl: `storage` has an unsupported URL scheme.
+        InvalidStorageUrl: `storage` has an unsupported URL scheme, or is empty, as a variable may be: a run would begin from
+            nothing in the default storage.
         WorkDirectoryError: `work_directory` has an unsupported URL scheme, or is missing although Spark's master needs it.
         SparkSettingError: Checkpoints do not work with a Spark setting.
     """
-    if storage and _literal(storage):
+    if storage is not None and _literal(storage):
         validate_root(storage)
     if work_directory is not None and _literal(work_directory):
         parse_work_directory(work_directory)

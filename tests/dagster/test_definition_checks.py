@@ -143,6 +143,7 @@ def test_executors_elsewhere_do_not_see_the_default_work_directory() -> None:
     [
         ({"WORK": "gs://bucket"}, {"work_directory": dg.EnvVar("WORK")}, "a path that is not empty"),
         ({"STORAGE": "s3:/b"}, {"storage": dg.EnvVar("STORAGE")}, "two slashes: s3://b"),
+        ({"STORAGE": ""}, {"storage": dg.EnvVar("STORAGE")}, "found '': it is empty"),
     ],
 )
 def test_the_value_of_a_variable_is_checked_when_the_run_starts(
