@@ -233,7 +233,7 @@ def test_a_stop_of_another_requester_is_not_disturbed(ticking: Any, owner: Owner
 
 
 def test_materialized_assets_count_since_the_job_began(ticking: Any, owner: Owner, meeting_pipeline: Pipeline) -> None:
-    ticks = ticking(assets_materialized("a", ["b", "c"]))
+    ticks = ticking(assets_materialized("a", ["b", "c"], "b/c"))
     instance = ticks.instance
     instance.report_runless_asset_event(dg.AssetMaterialization("a"))
     first = owner(meeting_pipeline)

@@ -107,9 +107,14 @@ def assets_materialized(*assets: dg.AssetKey | str | Sequence[str]) -> DrainCond
     job materializes it again.
 
     Args:
-        assets: The keys of the assets.
+        assets: The keys of the assets; a text as Dagster writes a key, `raw/events`.
     """
-    return _AssetsMaterialized(tuple(dg.AssetKey.from_coercible(asset) for asset in _several(assets, "assets_materialized")))
+    return _AssetsMaterialized(tuple(map(_asset_key, _several(assets, "assets_materialized"))))
+
+
+def _asset_key(asset: dg.AssetKey | str | Sequence[str]) -> dg.AssetKey:
+    """The key. Dagster would take a text with slashes for one part of a key, and the condition would never hold."""
+    return dg.AssetKey.from_user_string(asset) if isinstance(asset, str) else dg.AssetKey.from_coercible(asset)
 
 
 def bounded_stages_finished() -> DrainCondition:
