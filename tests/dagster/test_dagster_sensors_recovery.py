@@ -299,6 +299,21 @@ def test_the_end_of_a_run_that_was_deleted_counts(
     assert restarts or f"Run {deleted} has run the pipeline last, and is not in Dagster any more" in result.skip_message
 
 
+@pytest.mark.parametrize("alive", [True, False])
+def test_the_only_run_was_deleted(
+    make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline, alive: bool
+) -> None:
+    """The sensor said that the pipeline had never been run, and nothing said why it was not restarted."""
+    deleted = new_run(instance, dg.DagsterRunStatus.STARTED)
+    running = owner(meeting_pipeline, deleted)
+    if not alive:
+        running.end("FAILED")
+    instance.delete_run(deleted)
+    result = tick(make(), instance)
+    assert result.skip_message.startswith(f"Run {deleted} has run the pipeline last, and is not in Dagster any more")
+    assert result.skip_message.endswith("Launch the pipeline if it should run.")
+
+
 def test_back_off_grows_up_to_its_longest() -> None:
     backoff = Backoff(first=10.0, factor=3.0, longest=60.0)
     assert [backoff.seconds(attempts) for attempts in (0, 1, 2, 5000)] == [10.0, 30.0, 60.0, 60.0]

@@ -149,11 +149,12 @@ def build_recovery_sensor(
     def evaluate(tick: SensorTick) -> dg.SensorResult:
         state = tick.control.do(PipelineControl.state)
         status = _status(tick)
-        owner = _run_record(tick.dagster.instance, _last_owner(state, status))
+        last = _last_owner(state, status)
+        owner = _run_record(tick.dagster.instance, last)
         runs = runs_of(tick.dagster.instance, pipeline, [*job_names, own_job.name], location_of(tick.dagster))
         record = _newest_run([run for run in runs if _executes(run.dagster_run, op_name, keys)], owner)
         if record is None:
-            return skip("The pipeline has never been run.", _RecoveryCursor())
+            return skip(f"{_unknown(last)} {_LAUNCH}" if last else "The pipeline has never been run.", _RecoveryCursor())
         run = record.dagster_run
         now = tick.now.timestamp()
         before = _unless_paused(read_cursor(tick.dagster.cursor, _RecoveryCursor), now, longest_pause)
@@ -304,8 +305,7 @@ def _obstacle(
         if last == run_id:
             return _why_not_continued(state), _RecoveryCursor()
         if last and owner is None and (why_not := _why_not_continued(state) or _canceled(state)):
-            unknown = f"Run {last} has run the pipeline last, and is not in Dagster any more, or in another Dagster instance."
-            return f"{unknown} {why_not} Launch the pipeline if it should run.", _RecoveryCursor()
+            return f"{_unknown(last)} {why_not} {_LAUNCH}", _RecoveryCursor()
         return "", _RecoveryCursor()
     lease_owner = state.lease.owner.run_id
     # Its process may still be alive. A dead process does not renew its lease.
@@ -314,6 +314,13 @@ def _obstacle(
         whose = "Its" if lease_owner == run_id else f"Run {lease_owner} owns the pipeline now; its"
         return f"{whose} lease of {state.lease.seconds:g} s may still be renewed; checking again at the next tick.", after
     return "", after
+
+
+_LAUNCH = "Launch the pipeline if it should run."
+
+
+def _unknown(last: str) -> str:
+    return f"Run {last} has run the pipeline last, and is not in Dagster any more, or in another Dagster instance."
 
 
 def _silence(instance: dg.DagsterInstance, run: dg.DagsterRun, op: str, state: PipelineState | None) -> str:
