@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -243,6 +244,23 @@ def test_a_run_of_the_job_that_leaves_the_pipeline_out_is_not_restarted(
     assert [request.run_key for request in tick(make(), instance).run_requests] == [failed]
 
 
+def _tick_in(sensor: dg.SensorDefinition, coordinator: Callable[..., Any], instance: dg.DagsterInstance, location: str) -> Any:
+    with dg.build_sensor_context(instance=instance, resources={"checkpoint_coordinator": coordinator()}) as context:
+        context._code_location_origin = RegisteredCodeLocationOrigin(location)
+        return sensor.evaluate_tick(context)
+
+
+def test_the_owner_in_another_code_location_is_restarted_there(
+    make: Make, coordinator: Callable[..., Any], instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
+) -> None:
+    """Staging and production share the default storage: staging's code would continue production's job."""
+    failed = new_run(instance, tags={PIPELINE: "meeting"}, location="production")
+    owner(meeting_pipeline, failed).end("FAILED")
+    tick_in = partial(_tick_in, make(), coordinator, instance)
+    assert f"Run {failed}, which ran the pipeline last, failed. It is of code location 'production'" in str(tick_in("staging"))
+    assert [request.run_key for request in tick_in("production").run_requests] == [failed]
+
+
 @pytest.mark.parametrize("status", [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTED])
 @pytest.mark.parametrize("ours", [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE])
 def test_runs_of_another_code_location_are_those_of_another_pipeline(
@@ -255,14 +273,7 @@ def test_runs_of_another_code_location_are_those_of_another_pipeline(
     status: dg.DagsterRunStatus,
 ) -> None:
     """Staging and production in one Dagster instance, with storages of their own: the names are the same."""
-    sensor, tags = make(), {PIPELINE: "meeting"}
-
-    def tick_in(location: str) -> Any:
-        resources = {"checkpoint_coordinator": coordinator()}
-        with dg.build_sensor_context(instance=instance, resources=resources) as context:
-            context._code_location_origin = RegisteredCodeLocationOrigin(location)
-            return sensor.evaluate_tick(context)
-
+    tags, tick_in = {PIPELINE: "meeting"}, partial(_tick_in, make(), coordinator, instance)
     here = new_run(instance, ours, tags=tags, location="production")
     owner(meeting_pipeline, here).end("FAILED" if ours is dg.DagsterRunStatus.FAILURE else "FINISHED", ended_by="suspend")
     new_run(instance, status, tags=tags, location="staging")

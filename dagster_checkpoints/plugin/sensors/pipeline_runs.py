@@ -40,7 +40,7 @@ def runs_of(
     ]
     records = {record.storage_id: record for wanted in filters for record in instance.get_run_records(wanted, limit=_NEWEST)}
     newest_first = [records[storage_id] for storage_id in sorted(records, reverse=True)]
-    return [record for record in newest_first if not _is_elsewhere(record.dagster_run, location)]
+    return [record for record in newest_first if not elsewhere(record.dagster_run, location)]
 
 
 def location_of(context: dg.SensorEvaluationContext) -> str:
@@ -56,6 +56,8 @@ def was_refused(run: dg.DagsterRun) -> bool:
     return run.is_finished and bool(run.tags.get(REFUSED))
 
 
-def _is_elsewhere(run: dg.DagsterRun, location: str) -> bool:
+def elsewhere(run: dg.DagsterRun, location: str) -> str:
+    """The name of a run's code location, if it is another one than `location`; "" if not, or if one of them is not known."""
     job = run.remote_job_origin
-    return bool(location) and job is not None and job.repository_origin.code_location_origin.location_name != location
+    name = job.repository_origin.code_location_origin.location_name if job is not None else ""
+    return name if location and name != location else ""

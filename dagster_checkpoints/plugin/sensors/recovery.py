@@ -17,7 +17,7 @@ from dagster_checkpoints.pipeline.number_values import is_count, is_number
 from dagster_checkpoints.plugin.run_tags import ATTEMPT, RECOVERS, RETRY_NUMBER, repeated_tags
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor, write_cursor
-from dagster_checkpoints.plugin.sensors.pipeline_runs import location_of, runs_of, was_refused
+from dagster_checkpoints.plugin.sensors.pipeline_runs import elsewhere, location_of, runs_of, was_refused
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import SensorTick, pipeline_sensor, skip
 from dagster_checkpoints.plugin.sensors.run_retries import pending_retry
 from dagster_checkpoints.plugin.sensors.waiting_runs import OwnerAction, owner_action
@@ -151,7 +151,8 @@ def build_recovery_sensor(
         status = _status(tick)
         last = _last_owner(state, status)
         owner = _run_record(tick.dagster.instance, last)
-        runs = runs_of(tick.dagster.instance, pipeline, [*job_names, own_job.name], location_of(tick.dagster))
+        location = location_of(tick.dagster)
+        runs = runs_of(tick.dagster.instance, pipeline, [*job_names, own_job.name], location)
         record = _newest_run([run for run in runs if _executes(run.dagster_run, op_name, keys)], owner)
         if record is None:
             return skip(f"{_unknown(last)} {_LAUNCH}" if last else "The pipeline has never been run.", _RecoveryCursor())
@@ -166,6 +167,12 @@ def build_recovery_sensor(
                 return _watch(tick.dagster.instance, run, run, silence, state, before, now, dead_after)
         if run.status is not dg.DagsterRunStatus.FAILURE:
             return skip(f"The newest run, {run.run_id}, is {run.status.value}.", _RecoveryCursor())
+        if other := elsewhere(run, location):  # the owner: both code locations have one storage
+            return skip(
+                f"Run {run.run_id}, which ran the pipeline last, failed. It is of code location {other!r}, whose sensor starts "
+                f"it again; this one does not. {_LAUNCH}",
+                _RecoveryCursor(),
+            )
         if retry := pending_retry(tick.dagster.instance, record, now):
             return skip(f"Run {run.run_id} failed. {retry}", _RecoveryCursor())
         attempts = _attempts(record, reset_after)
