@@ -7,9 +7,10 @@ import msgspec
 from dagster_checkpoints.errors import CorruptPipelineState, UnknownPipelineStateVersion
 from dagster_checkpoints.execution.pipeline_state import VERSION, PipelineState
 
-_READABLE = frozenset({1, 2, 3, VERSION})
+_READABLE = range(1, VERSION + 1)
 """Version 2 added how a job ended, the savepoint of its stop, and claimed savepoints; version 3 the requester of the stop, the
-job's runs, and where the pipeline is defined; version 4 that a burst can be the requester. All these fields have defaults."""
+job's runs, and where the pipeline is defined; version 4 that a burst can be the requester; version 5 the instances that stages
+have had. All these fields have defaults."""
 
 
 class _Version(msgspec.Struct):
