@@ -6,17 +6,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dagster_checkpoints.sinks import SinkCommit, SinkContext, TwoPhaseCommitSink
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
+from dagster_checkpoints.sinks import TwoPhaseCommitSink
 
 _EFFECTS = (
     "open",
@@ -92,6 +87,15 @@ def _callers(frame: FrameType | None) -> Iterator[str]:
         frame = frame.f_back
 
 
+def _counted(method: str) -> Any:
+    def counted(self: WatchedSink, *arguments: Any, **named: Any) -> Any:
+        call = getattr(self._sink, method)  # outside: the look-up is no event of the sink
+        with self._events.within(method):
+            return call(*arguments, **named)
+
+    return counted
+
+
 class WatchedSink(TwoPhaseCommitSink):
     """Hands every call on to another sink.
 
@@ -104,46 +108,14 @@ class WatchedSink(TwoPhaseCommitSink):
         self._sink = sink
         self._events = events
 
-    def open(self, context: SinkContext) -> None:
-        with self._events.within("open"):
-            self._sink.open(context)
-
-    def write(self, batch: DataFrame, files: Sequence[str], batch_id: int) -> None:
-        with self._events.within("write"):
-            self._sink.write(batch, files, batch_id)
-
-    def finish(self) -> None:
-        with self._events.within("finish"):
-            self._sink.finish()
-
-    def pre_commit(self, checkpoint_id: int) -> str | None:
-        with self._events.within("pre_commit"):
-            return self._sink.pre_commit(checkpoint_id)
-
-    def commit(self, transaction: str) -> SinkCommit | None:
-        with self._events.within("commit"):
-            return self._sink.commit(transaction)
-
-    def abort(self, transaction: str) -> None:
-        with self._events.within("abort"):
-            self._sink.abort(transaction)
-
-    def transaction_files(self, transaction: str) -> Mapping[str, Path]:
-        with self._events.within("transaction_files"):
-            return self._sink.transaction_files(transaction)
-
-    def restore_transaction(self, transaction: str, files: Mapping[str, Path]) -> None:
-        with self._events.within("restore_transaction"):
-            self._sink.restore_transaction(transaction, files)
-
-    def recover(self, committed: Sequence[str], *, restored: int | None = None) -> None:
-        with self._events.within("recover"):
-            self._sink.recover(committed, restored=restored)
-
-    def start_new(self) -> None:
-        with self._events.within("start_new"):
-            self._sink.start_new()
-
-    def close(self) -> None:
-        with self._events.within("close"):
-            self._sink.close()
+    open = _counted("open")
+    write = _counted("write")
+    finish = _counted("finish")
+    pre_commit = _counted("pre_commit")
+    commit = _counted("commit")
+    abort = _counted("abort")
+    transaction_files = _counted("transaction_files")
+    restore_transaction = _counted("restore_transaction")
+    recover = _counted("recover")
+    start_new = _counted("start_new")
+    close = _counted("close")
