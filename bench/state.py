@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from bench.environment import BenchFailed, Environment
 from bench.measures import Measure, below
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelSnapshot,
     CheckpointMetadata,
@@ -22,11 +22,10 @@ from dagster_checkpoints.state import (
     StageMetadata,
     StateFile,
     TaskSnapshot,
-    decode,
-    encode,
-    redistribute_lists,
-    validate_restore,
 )
+from dagster_checkpoints.state.metadata_file import decode, encode
+from dagster_checkpoints.state.redistribution import redistribute_lists
+from dagster_checkpoints.state.restore import validate_restore
 
 METADATA = "Metadata of a checkpoint"
 REDISTRIBUTION = "Redistribution of state"

@@ -16,7 +16,8 @@ from dagster_checkpoints.coordination import MIN_WATERMARK_MS
 from dagster_checkpoints.execution.elements import Mark
 from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.sinks.ledger import Commit, Staged
-from dagster_checkpoints.state import FusedSourceSnapshot, key_groups
+from dagster_checkpoints.state import key_groups
+from dagster_checkpoints.state.metadata import FusedSourceSnapshot
 from simulation.shapes import ChannelSpec
 
 Row = tuple[int, int, int]

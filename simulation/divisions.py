@@ -9,7 +9,9 @@ from dataclasses import replace
 
 from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state import ChainLayoutChanged, RestorePlan, TaskSnapshot
+from dagster_checkpoints.state.errors import ChainLayoutChanged
+from dagster_checkpoints.state.metadata import TaskSnapshot
+from dagster_checkpoints.state.restore import RestorePlan
 from simulation.channels import Ghost, Snapshot
 from simulation.shapes import Shape, TaskSpec, name_of
 from simulation.storage import Metadata

@@ -35,12 +35,7 @@ from dagster_checkpoints.execution.shared_files import SharedNames
 from dagster_checkpoints.execution.split_enumerators import SplitEnumerator, SplitEnumerators
 from dagster_checkpoints.execution.task_machine import TaskMachine, config_of_task
 from dagster_checkpoints.pipeline import connected_regions
-from dagster_checkpoints.state import (
-    recording,
-    redistribution,
-    restore,
-    stage_changes,
-)
+from dagster_checkpoints.state import recording, redistribution, restore, stage_changes
 from simulation.burst_faults import BURST_FAULTS
 from simulation.injection import Fault, injected
 from simulation.layout_faults import LAYOUT_FAULTS

@@ -29,7 +29,7 @@ from dagster_checkpoints.execution.split_events import SplitsDiscovered
 from dagster_checkpoints.execution.start_point import NothingToRestoreError, choose_start, is_job_over
 from dagster_checkpoints.execution.storage_steps import drive
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state import RestoreError
+from dagster_checkpoints.state.errors import RestoreError
 from simulation.channels import mix
 from simulation.machine import FINISH, SLEEP, TURN
 from simulation.requests import OK, PAUSE, PUT, Steps

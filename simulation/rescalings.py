@@ -18,20 +18,20 @@ from dagster_checkpoints.execution.elements import Mark
 from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.sinks.ledger import Commit, Staged
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.metadata import (
     ChannelElement,
     ChannelSnapshot,
     LastCommit,
     OperatorState,
     QuerySnapshot,
-    RestorePlan,
     Segment,
-    SegmentShare,
     StageInstanceSnapshot,
     StateFile,
     StaticTableSnapshot,
     TaskSnapshot,
 )
+from dagster_checkpoints.state.rescaled_channels import SegmentShare
+from dagster_checkpoints.state.restore import RestorePlan
 from simulation.channels import Element, Ghost, Snapshot, key_group, tally, total
 from simulation.operators import operator
 from simulation.shapes import Shape, StageSpec, TaskSpec, name_of

@@ -17,23 +17,15 @@ from dagster_checkpoints.execution.attempt_plan import AttemptPlan, TaskPlan, pl
 from dagster_checkpoints.execution.restored_channels import first_elements
 from dagster_checkpoints.execution.start_point import NothingToRestoreError
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state import (
-    CheckpointMetadata,
-    ClaimMode,
-    RestorePlan,
-    SettledInstance,
-    StageMetadata,
-    decode,
-    encode,
-    ended_sources,
-    recorded_chains,
-    recorded_enumerators,
-    recorded_stages,
-    redistribution,
-    validate_restore,
-    with_uids,
-)
+from dagster_checkpoints.state import redistribution
+from dagster_checkpoints.state.claim import ClaimMode
+from dagster_checkpoints.state.fitted_checkpoint import SettledInstance
+from dagster_checkpoints.state.metadata import CheckpointMetadata, StageMetadata
+from dagster_checkpoints.state.metadata_file import decode, encode
+from dagster_checkpoints.state.recording import ended_sources, recorded_chains, recorded_enumerators, recorded_stages
 from dagster_checkpoints.state.rescaled_instances import with_known_instances
+from dagster_checkpoints.state.restore import RestorePlan, validate_restore
+from dagster_checkpoints.state.stage_names import with_uids
 from simulation.channels import Channel, Ghost, Snapshot, total
 from simulation.divisions import in_parts, keeps_layout
 from simulation.fused_task import FusedTask

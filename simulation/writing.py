@@ -20,8 +20,10 @@ from dagster_checkpoints.execution.shared_files import store_file
 from dagster_checkpoints.execution.storage_steps import DriverValues, StatePlace, drive
 from dagster_checkpoints.execution.task_events import StoreSnapshot
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state import CheckpointMetadata, recorded_stages, with_uids
+from dagster_checkpoints.state.metadata import CheckpointMetadata
+from dagster_checkpoints.state.recording import recorded_stages
 from dagster_checkpoints.state.rescaled_instances import note_instances
+from dagster_checkpoints.state.stage_names import with_uids
 from simulation.channels import Ghost, Snapshot
 from simulation.consistency import check_cut, check_ends
 from simulation.divisions import keeps_layout

@@ -11,18 +11,17 @@ from typing import Literal
 import msgspec
 
 from dagster_checkpoints.spark.query.query_log import QueryLog
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.errors import StateError
+from dagster_checkpoints.state.metadata import (
     CheckpointMetadata,
     QuerySnapshot,
     Segment,
     StageMetadata,
-    StateError,
     StateFile,
     TaskSnapshot,
-    rows_in_snapshot,
-    rows_of_stage,
     task_files,
 )
+from dagster_checkpoints.state.row_counts import rows_in_snapshot, rows_of_stage
 from dagster_checkpoints.storage import StorageError
 from dagster_checkpoints.storage.locating import StoredCheckpoint
 

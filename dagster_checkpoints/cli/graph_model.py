@@ -11,7 +11,9 @@ from typing import Literal
 
 from dagster_checkpoints.control import PipelineStatus
 from dagster_checkpoints.pipeline import EdgePattern, Pipeline, StageKind, build_chains, channel_reasons
-from dagster_checkpoints.state import CheckpointMetadata, fitted, with_names_of
+from dagster_checkpoints.state.metadata import CheckpointMetadata
+from dagster_checkpoints.state.restore import fitted
+from dagster_checkpoints.state.stage_names import with_names_of
 
 StageState = Literal["", "running", "partly finished", "at end of data", "finished"]
 _CHANNEL = re.compile(r"(?P<source>.+)\[\d+\]->(?P<target>.+)\[\d+\]")

@@ -25,7 +25,9 @@ from dagster_checkpoints.cli.status_view import next_start, sign_in_words
 from dagster_checkpoints.cli.storage_options import StorageOptions, pipelines, storage_options
 from dagster_checkpoints.control import last_sign
 from dagster_checkpoints.execution.pipeline_state import describe_owner
-from dagster_checkpoints.state import CheckpointMetadata, StateError, decode
+from dagster_checkpoints.state.errors import StateError
+from dagster_checkpoints.state.metadata import CheckpointMetadata
+from dagster_checkpoints.state.metadata_file import decode
 from dagster_checkpoints.storage import (
     CheckpointStorage,
     PipelineState,

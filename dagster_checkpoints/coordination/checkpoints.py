@@ -13,7 +13,7 @@ import msgspec
 
 from dagster_checkpoints.coordination.plan import CheckpointPlan
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state import EnumeratorState
+from dagster_checkpoints.state.metadata import EnumeratorState
 
 
 class CheckpointKind(Enum):

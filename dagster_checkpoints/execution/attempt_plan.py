@@ -28,16 +28,10 @@ from dagster_checkpoints.pipeline import (
     fused_in,
     merging_in,
 )
-from dagster_checkpoints.state import (
-    CheckpointMetadata,
-    KeyedStateShare,
-    LastCommit,
-    RestorePlan,
-    SettledInstance,
-    StageInstanceSnapshot,
-    TaskSnapshot,
-    default_max_parallelism,
-)
+from dagster_checkpoints.state.fitted_checkpoint import KeyedStateShare, SettledInstance
+from dagster_checkpoints.state.key_groups import default_max_parallelism
+from dagster_checkpoints.state.metadata import CheckpointMetadata, LastCommit, StageInstanceSnapshot, TaskSnapshot
+from dagster_checkpoints.state.restore import RestorePlan
 
 
 class TaskPlan(msgspec.Struct, frozen=True):

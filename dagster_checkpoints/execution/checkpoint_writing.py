@@ -27,7 +27,9 @@ from dagster_checkpoints.errors import (
 )
 from dagster_checkpoints.execution.checkpoint_deletion import RemoveMark
 from dagster_checkpoints.execution.storage_steps import Steps
-from dagster_checkpoints.state import CheckpointMetadata, PartlyFinishedUnionState, check_union_states
+from dagster_checkpoints.state.errors import PartlyFinishedUnionState
+from dagster_checkpoints.state.metadata import CheckpointMetadata
+from dagster_checkpoints.state.restore import check_union_states
 
 _CREATE_ATTEMPTS = 3
 

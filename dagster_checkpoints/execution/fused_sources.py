@@ -26,7 +26,7 @@ from dagster_checkpoints.coordination import MIN_WATERMARK_MS, ChannelWatermark,
 from dagster_checkpoints.coordination.errors import UnexpectedEvent
 from dagster_checkpoints.execution.elements import WatermarkStatus
 from dagster_checkpoints.execution.task_events import AdvanceEventTime, Forward, HoldSources, SourcesAsked
-from dagster_checkpoints.state import FusedSourceSnapshot
+from dagster_checkpoints.state.metadata import FusedSourceSnapshot
 
 FusedAction = HoldSources | AdvanceEventTime | Forward
 

@@ -23,7 +23,7 @@ from dagster_checkpoints.coordination import (
 from dagster_checkpoints.execution.elements import BarrierMark, CancelMark, Element
 from dagster_checkpoints.execution.input_channel import InputChannel
 from dagster_checkpoints.execution.task_events import PinnedChannel, PinnedInputs, PinSnapshot
-from dagster_checkpoints.state import ChannelSnapshot
+from dagster_checkpoints.state.metadata import ChannelSnapshot
 
 
 class InputsCaptured(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from dagster_checkpoints.execution.job_events import (
 )
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer
 from dagster_checkpoints.execution.start_point import StartPoint, completed_checkpoint
-from dagster_checkpoints.state import RestorePlan
+from dagster_checkpoints.state.restore import RestorePlan
 
 
 class RestoredCheckpoint(Protocol):

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dagster_checkpoints.coordination import MIN_WATERMARK_MS, ChannelWatermark
 from dagster_checkpoints.execution.elements import Element, EndOfData, EndOfPartition
 from dagster_checkpoints.execution.input_channel import GateChannel
-from dagster_checkpoints.state import ChannelSnapshot
+from dagster_checkpoints.state.metadata import ChannelSnapshot
 
 
 def first_elements(in_flight: Iterable[Element], producer_finished: bool, overtaken: Iterable[Element] = ()) -> list[Element]:

@@ -33,7 +33,7 @@ from dagster_checkpoints.execution.split_events import (
     SplitsDiscovered,
 )
 from dagster_checkpoints.pipeline import Pipeline, StageKind, TaskId
-from dagster_checkpoints.state import EnumeratorState
+from dagster_checkpoints.state.metadata import EnumeratorState
 
 SplitMessages = list[tuple[TaskId, SplitMessage]]
 

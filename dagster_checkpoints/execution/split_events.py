@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state import EnumeratorState
+from dagster_checkpoints.state.metadata import EnumeratorState
 
 # To a task
 

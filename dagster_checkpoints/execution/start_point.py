@@ -15,7 +15,8 @@ from dagster_checkpoints.errors import DagsterCheckpointsError, StorageError, St
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, PipelineState
 from dagster_checkpoints.execution.storage_steps import Steps
 from dagster_checkpoints.execution.unlisted_checkpoints import UnlistedFiles
-from dagster_checkpoints.state import ClaimMode, StateError
+from dagster_checkpoints.state.claim import ClaimMode
+from dagster_checkpoints.state.errors import StateError
 
 R = TypeVar("R")
 _NOT_RESUMABLE = frozenset({"FINISHED", "NONE"})

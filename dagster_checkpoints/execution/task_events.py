@@ -25,7 +25,7 @@ from dagster_checkpoints.execution.elements import Element, Mark
 from dagster_checkpoints.execution.messages import TaskMessage
 from dagster_checkpoints.execution.split_events import SplitRequest
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state import ChannelSnapshot, FusedSourceSnapshot
+from dagster_checkpoints.state.metadata import ChannelSnapshot, FusedSourceSnapshot
 
 # Events
 

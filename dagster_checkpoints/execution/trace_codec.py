@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
-from dagster_checkpoints.state import TaskSnapshot
+from dagster_checkpoints.state.metadata import TaskSnapshot
 
 Json = Any
 """A value that `json` encodes."""

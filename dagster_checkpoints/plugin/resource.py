@@ -46,7 +46,7 @@ from dagster_checkpoints.plugin.stage_assets import PIPELINE, StageAssets
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.session.spark_session import build_session, session_config
 from dagster_checkpoints.spark.session.work_directory import RemoteDirectory, check_work_directory_named, parse_work_directory
-from dagster_checkpoints.state import ClaimMode
+from dagster_checkpoints.state.claim import ClaimMode
 from dagster_checkpoints.storage import CheckpointStorage, ObjectStore, open_store
 from dagster_checkpoints.storage.root import storage_root
 

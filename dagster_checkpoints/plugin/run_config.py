@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 
 from dagster_checkpoints.plugin.settings import KnownSettings
 from dagster_checkpoints.spark.job.job_options import Until
-from dagster_checkpoints.state import ClaimMode
+from dagster_checkpoints.state.claim import ClaimMode
 
 _CHECKPOINT = re.compile(r"(chk-)?\d+")
 _LOCATION = re.compile(r"chk-\d+-\d+|savepoint-\d+-[^/]+|.*/.*")

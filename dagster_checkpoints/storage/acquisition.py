@@ -14,7 +14,8 @@ from dagster_checkpoints.execution.pipeline_state import Owner, PipelineState
 from dagster_checkpoints.execution.storage_steps import DriverValues, StatePlace, drive
 from dagster_checkpoints.execution.unlisted_checkpoints import ListUnlisted, UnlistedCheckpoint, UnlistedFiles
 from dagster_checkpoints.files.store import ObjectStore
-from dagster_checkpoints.state import StateError, decode
+from dagster_checkpoints.state.errors import StateError
+from dagster_checkpoints.state.metadata_file import decode
 from dagster_checkpoints.storage import processes
 from dagster_checkpoints.storage.layout import METADATA, SAVEPOINTS, Layout, SharedName
 from dagster_checkpoints.storage.ownership import Ownership, PipelineStateFile, now_utc

@@ -12,7 +12,8 @@ from typing import Literal
 
 from dagster_checkpoints.files.opening import open_store
 from dagster_checkpoints.files.store import ObjectStore
-from dagster_checkpoints.state import CheckpointMetadata, StateFile, decode
+from dagster_checkpoints.state.metadata import CheckpointMetadata, StateFile
+from dagster_checkpoints.state.metadata_file import decode
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 
 _IN_STORAGE = re.compile(

@@ -12,20 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dagster_checkpoints.files.urls import validate_directory
-from dagster_checkpoints.state import (
-    CheckpointMetadata,
-    CorruptMetadata,
-    PipelineView,
-    RestoreError,
-    RestorePlan,
-    StateFile,
-    UnknownMetadataVersion,
-    check_spark_version,
-    decode,
-    task_files,
-    validate_restore,
-)
-from dagster_checkpoints.state.errors import RestoreProblem
+from dagster_checkpoints.state.errors import CorruptMetadata, RestoreError, RestoreProblem, UnknownMetadataVersion
+from dagster_checkpoints.state.metadata import CheckpointMetadata, StateFile, task_files
+from dagster_checkpoints.state.metadata_file import decode
+from dagster_checkpoints.state.restore import RestorePlan, validate_restore
+from dagster_checkpoints.state.spark_versions import check_spark_version
+from dagster_checkpoints.state.views import PipelineView
 from dagster_checkpoints.storage import CheckpointStorage, MissingCheckpoint, NotFound, StateFileProblem
 from dagster_checkpoints.storage.state_files import read_through
 

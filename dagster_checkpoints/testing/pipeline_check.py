@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from dagster_checkpoints.pipeline import Pipeline, StageKind
 from dagster_checkpoints.spark.job.plan_check import check_plans
-from dagster_checkpoints.state import RestoreError
+from dagster_checkpoints.state.errors import RestoreError
 from dagster_checkpoints.testing.check_errors import HistoryFailure, HistoryMismatchError, StageFindingError
 from dagster_checkpoints.testing.histories import Feed, History, Run, in_order, on_time, random_history, shrink, simpler
 from dagster_checkpoints.testing.replaced_pipeline import ReplacedPipeline, RunEnd, kept_stages, session_for_tests

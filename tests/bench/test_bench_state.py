@@ -8,7 +8,9 @@ import pytest
 
 from bench import state
 from bench.environment import BenchFailed, Environment
-from dagster_checkpoints.state import CheckpointMetadata, decode, encode, redistribute_lists
+from dagster_checkpoints.state.metadata import CheckpointMetadata
+from dagster_checkpoints.state.metadata_file import decode, encode
+from dagster_checkpoints.state.redistribution import redistribute_lists
 
 
 @pytest.fixture

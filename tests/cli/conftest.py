@@ -32,7 +32,7 @@ from dagster_checkpoints.control import (
     VertexPart,
     write_status,
 )
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelSnapshot,
     CheckpointMetadata,
@@ -43,8 +43,8 @@ from dagster_checkpoints.state import (
     StateFile,
     StaticTableSnapshot,
     TaskSnapshot,
-    encode,
 )
+from dagster_checkpoints.state.metadata_file import encode
 from dagster_checkpoints.storage import CheckpointStorage, Owner, Ownership, StoredFile, open_store
 from resources.embedded_s3 import EmbeddedS3
 

@@ -24,16 +24,15 @@ from dagster_checkpoints.cli.output import json_line, watermark_in_words, write_
 from dagster_checkpoints.cli.state import parsed
 from dagster_checkpoints.control import InstanceStatus, SilenceStatus, SplitsStatus, StageStatus, write_status
 from dagster_checkpoints.coordination import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
     QuerySnapshot,
     StageInstanceSnapshot,
     StageMetadata,
     TaskSnapshot,
-    decode,
-    encode,
 )
+from dagster_checkpoints.state.metadata_file import decode, encode
 from resources.embedded_s3 import Fault
 
 CODE = """

@@ -16,14 +16,9 @@ from dagster_checkpoints.cli.graph_model import PipelineGraph, combine, graph_of
 from dagster_checkpoints.control import InstanceStatus, PipelineStatus, StageStatus
 from dagster_checkpoints.pipeline import build_chains
 from dagster_checkpoints.spark.job.status_reporter import stage_inputs
-from dagster_checkpoints.state import (
-    ChainMetadata,
-    CheckpointMetadata,
-    StageInstanceSnapshot,
-    TaskSnapshot,
-    recorded_stages,
-    with_uids,
-)
+from dagster_checkpoints.state.metadata import ChainMetadata, CheckpointMetadata, StageInstanceSnapshot, TaskSnapshot
+from dagster_checkpoints.state.recording import recorded_stages
+from dagster_checkpoints.state.stage_names import with_uids
 
 TABLE = StageInput(mode="static")
 OUT = ParquetSink("/nowhere/out")

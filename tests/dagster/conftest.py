@@ -31,7 +31,7 @@ from dagster_checkpoints.control import (
 )
 from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN
 from dagster_checkpoints.plugin.run_events import RunReporter
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
     QuerySnapshot,
@@ -39,8 +39,8 @@ from dagster_checkpoints.state import (
     StageMetadata,
     StateFile,
     TaskSnapshot,
-    encode,
 )
+from dagster_checkpoints.state.metadata_file import encode
 from dagster_checkpoints.storage import CheckpointStorage, JobState, LeaseRenewer, Origin, Owner, open_store
 from tests.dagster.recorded_run import Recorder
 

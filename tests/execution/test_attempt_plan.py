@@ -10,17 +10,16 @@ import pytest
 from dagster_checkpoints.execution.attempt_plan import AttemptPlan, plan_attempt, separate_queries
 from dagster_checkpoints.execution.fused_sources import FusedSource
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, StageInput, StageKind, TaskId, Watermark
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.fitted_checkpoint import KeyedStateShare, SettledInstance
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
     FusedSourceSnapshot,
-    KeyedStateShare,
-    RestorePlan,
-    SettledInstance,
     StageInstanceSnapshot,
     StageMetadata,
     TaskSnapshot,
 )
+from dagster_checkpoints.state.restore import RestorePlan
 
 
 class Sink:

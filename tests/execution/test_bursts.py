@@ -26,7 +26,7 @@ from dagster_checkpoints.execution.split_enumerators import SplitEnumerators
 from dagster_checkpoints.execution.split_events import EnumeratorStart, SplitRequest, SplitsDiscovered
 from dagster_checkpoints.execution.task_events import SourceEnded, SourcesRead
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state import EnumeratorState
+from dagster_checkpoints.state.metadata import EnumeratorState
 from tests.execution.job_harness import A, B, C, Job, pick
 
 CONFIG = CheckpointConfig(interval=None, timeout=30.0, tolerable_failed_checkpoints=1)

@@ -38,7 +38,7 @@ from dagster_checkpoints.execution.checkpoint_writing import (
     write_checkpoint,
     write_metadata,
 )
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
     OperatorState,

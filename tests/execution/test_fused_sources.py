@@ -37,7 +37,7 @@ from dagster_checkpoints.execution.task_events import (
 )
 from dagster_checkpoints.execution.task_machine import TaskMachine, TaskTraits
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state import FusedSourceSnapshot
+from dagster_checkpoints.state.metadata import FusedSourceSnapshot
 
 TASK = TaskId("history", 0)
 BARRIER = CheckpointBarrier(1, 0.0)

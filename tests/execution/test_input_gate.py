@@ -56,7 +56,7 @@ from dagster_checkpoints.execution.task_events import (
     UnreadBarrier,
     WatermarkReached,
 )
-from dagster_checkpoints.state import ChannelSnapshot
+from dagster_checkpoints.state.metadata import ChannelSnapshot
 
 ALIGNED = CheckpointConfig(interval=None)
 AT_LEAST_ONCE = CheckpointConfig(interval=None, mode="at_least_once")

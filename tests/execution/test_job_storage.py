@@ -9,7 +9,8 @@ from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_storage import beginning_chosen, ownership_answer
 from dagster_checkpoints.execution.start_point import StartPoint
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state import CheckpointMetadata, RestorePlan
+from dagster_checkpoints.state.metadata import CheckpointMetadata
+from dagster_checkpoints.state.restore import RestorePlan
 from tests.execution.storage_scripts import pointer
 
 FINISHED = frozenset({TaskId("a", 0)})

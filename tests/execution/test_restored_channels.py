@@ -8,8 +8,7 @@ from dagster_checkpoints.coordination import MIN_WATERMARK_MS, ChannelWatermark
 from dagster_checkpoints.execution.elements import EndOfData, EndOfPartition, WatermarkAt
 from dagster_checkpoints.execution.input_channel import GateChannel
 from dagster_checkpoints.execution.restored_channels import first_elements, gate_channel
-from dagster_checkpoints.state import ChannelSnapshot
-from dagster_checkpoints.state.metadata import ChannelEnd
+from dagster_checkpoints.state.metadata import ChannelEnd, ChannelSnapshot
 
 END = [EndOfData(drain=True), EndOfPartition()]
 

@@ -29,7 +29,8 @@ from dagster_checkpoints.execution.split_events import (
 from dagster_checkpoints.execution.task_events import PinSnapshot, ReadSplit, Report, SplitRead, StopSource, TaskOpened
 from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state import EnumeratorState, TaskSnapshot, recorded_enumerators
+from dagster_checkpoints.state.metadata import EnumeratorState, TaskSnapshot
+from dagster_checkpoints.state.recording import recorded_enumerators
 
 A, B = TaskId("days", 0), TaskId("days", 1)
 

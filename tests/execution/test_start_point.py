@@ -27,7 +27,8 @@ from dagster_checkpoints.execution.start_point import (
     is_job_over,
     is_repeated_start,
 )
-from dagster_checkpoints.state import ClaimMode, CorruptMetadata, RestoreError
+from dagster_checkpoints.state.claim import ClaimMode
+from dagster_checkpoints.state.errors import CorruptMetadata, RestoreError
 from tests.execution.storage_scripts import follow, pointer, state
 
 URL = "file:///storage"

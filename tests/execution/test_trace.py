@@ -31,7 +31,7 @@ from dagster_checkpoints.coordination import (
 from dagster_checkpoints.execution.trace import Created, Handled, Recorder, about, made, read, replay
 from dagster_checkpoints.execution.trace_codec import CorruptTrace, Opaque, class_of, decode, encode, name_of
 from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, Vertex, VertexEdge
-from dagster_checkpoints.state import TaskSnapshot
+from dagster_checkpoints.state.metadata import TaskSnapshot
 
 A, B = TaskId("A", 0), TaskId("B", 0)
 GRAPH = ExecutionGraph((Vertex("A", ("a",), 1), Vertex("B", ("b",), 1)), (VertexEdge(0, 1, EdgePattern.ALL_TO_ALL),))

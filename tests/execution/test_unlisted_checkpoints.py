@@ -28,7 +28,7 @@ from dagster_checkpoints.execution.unlisted_checkpoints import (
     UnlistedCheckpoint,
     UnlistedFiles,
 )
-from dagster_checkpoints.state import ClaimMode
+from dagster_checkpoints.state.claim import ClaimMode
 from tests.execution.storage_scripts import BOB, LEASE, PLACE, Clock, follow, pointer, state
 from tests.execution.test_start_point import URL, Options, plain, read, registered
 

@@ -47,7 +47,8 @@ from dagster_checkpoints.plugin.savepoints import SavepointCheckConfig
 from dagster_checkpoints.plugin.stage_assets import FINISHED_BEFORE
 from dagster_checkpoints.spark.session.work_directory import parse_work_directory
 from dagster_checkpoints.spark.stored_state import CheckpointExport, CheckpointImport, InstanceOffsets, KeyedState, StageState
-from dagster_checkpoints.state import ClaimMode, metadata
+from dagster_checkpoints.state import metadata
+from dagster_checkpoints.state.claim import ClaimMode
 from dagster_checkpoints.state.spark_versions import SUPPORTED_SPARK_TEXT
 from dagster_checkpoints.storage import CheckpointStorage, Job, Owner, open_store
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.pipeline import Pipeline, Quarantine, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.spark.stored_state import export_checkpoint, import_checkpoint
-from dagster_checkpoints.state import ExportRefused, ImportRefused
+from dagster_checkpoints.state.plain_queries import ExportRefused, ImportRefused
 from tests.spark.plain_programs import LATENESS, PROGRAMS, ROWS
 from tests.spark.takeovers import Takeover, check_there_and_back, cut
 

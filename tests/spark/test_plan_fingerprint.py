@@ -16,7 +16,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from dagster_checkpoints.pipeline import Pipeline, StageContext, stage, unbounded_source
 from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, describe
-from dagster_checkpoints.state import IN_STATE
+from dagster_checkpoints.state.plans import IN_STATE
 
 ROWS = "k string, ts timestamp, v long"
 

@@ -30,14 +30,9 @@ from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, de
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.stage_inputs import EventTime, StreamInput, stream_dataframe, table_dataframe
-from dagster_checkpoints.state import (
-    PlannedOperator,
-    QuerySnapshot,
-    StageInstanceSnapshot,
-    StatefulPlanChanged,
-    TaskSnapshot,
-    check_stateful_plans,
-)
+from dagster_checkpoints.state.errors import StatefulPlanChanged
+from dagster_checkpoints.state.metadata import PlannedOperator, QuerySnapshot, StageInstanceSnapshot, TaskSnapshot
+from dagster_checkpoints.state.plans import check_stateful_plans
 
 ROWS = StructType().add("k", "string").add("ts", "timestamp").add("v", "long").add("w", "long")
 Program = Callable[[DataFrame, DataFrame], DataFrame]

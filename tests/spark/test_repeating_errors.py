@@ -23,7 +23,7 @@ from dagster_checkpoints.sinks import (
 )
 from dagster_checkpoints.spark import errors
 from dagster_checkpoints.spark.job.events import JobRestarting
-from dagster_checkpoints.state import RestoreError
+from dagster_checkpoints.state.errors import RestoreError
 from dagster_checkpoints.storage import StorageUnavailable
 from dagster_checkpoints.systems.errors import InvalidSinkPath
 

@@ -17,19 +17,16 @@ from pyspark.sql import functions as F
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted, StartChosen
 from dagster_checkpoints.spark.query.restored_plans import forgotten_sources
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.errors import InputRowsGone, InputsChanged, NonRestoredState, StatefulPlanChanged
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
     InputMetadata,
-    InputRowsGone,
-    InputsChanged,
-    NonRestoredState,
     QuerySnapshot,
     StageMetadata,
-    StatefulPlanChanged,
     TaskSnapshot,
-    fitted,
 )
+from dagster_checkpoints.state.restore import fitted
 from dagster_checkpoints.storage.verification import verify_savepoint
 
 ROWS = "k string, ts timestamp, v long"

@@ -16,7 +16,7 @@ from dagster_checkpoints.spark.errors import KeyTypesError
 from dagster_checkpoints.spark.job.plan_check import check_plans
 from dagster_checkpoints.spark.job.restoring import read_restored
 from dagster_checkpoints.spark.query.routed_types import hash_form
-from dagster_checkpoints.state import InputsChanged
+from dagster_checkpoints.state.errors import InputsChanged
 
 NUMBERS = ("null", "-1", "0", "1", "7")
 VALUES: dict[str, Sequence[str]] = {

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.spark.channels.segments import SegmentRowsError, Split, write_parts, write_segment
-from dagster_checkpoints.state import owner_of
+from dagster_checkpoints.state.key_groups import owner_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, bounded_source, stage, unbounded_source
 from dagster_checkpoints.spark.job.events import JobStarted, SavepointDone, StageFinished
-from dagster_checkpoints.state import decode
+from dagster_checkpoints.state.metadata_file import decode
 
 CLICKS = "k string, ts timestamp, v long"
 BUYS = "who string, bought timestamp, price long"

@@ -9,28 +9,22 @@ import msgspec
 import pytest
 
 from dagster_checkpoints.pipeline import EdgePattern, Pipeline, Stage, StageInput, TaskId, bounded_source, stage, unbounded_source
-from dagster_checkpoints.state import (
-    ChainLayoutChanged,
+from dagster_checkpoints.state.errors import ChainLayoutChanged, InputRowsGone, InputsChanged, InstancesChanged, NonRestoredState
+from dagster_checkpoints.state.inputs import recorded_inputs
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelSnapshot,
     CheckpointMetadata,
     FusedSourceSnapshot,
     InputMetadata,
-    InputRowsGone,
-    InputsChanged,
-    InstancesChanged,
-    NonRestoredState,
     OperatorState,
     QuerySnapshot,
-    RestorePlan,
     StageInstanceSnapshot,
     StageMetadata,
     StateFile,
     TaskSnapshot,
-    fitted,
-    recorded_inputs,
-    validate_restore,
 )
+from dagster_checkpoints.state.restore import RestorePlan, fitted, validate_restore
 
 DEDUP, WINDOW, JOIN = "drop duplicates by v", "aggregate by window(ts, 1 hour): count(1)", "inner join of streams on a = b"
 

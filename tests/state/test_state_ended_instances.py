@@ -11,25 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_checkpoints.pipeline import Pipeline, StageInput, TaskId, bounded_source, stage, unbounded_source
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.errors import InstancesChanged
+from dagster_checkpoints.state.inputs import recorded_inputs
+from dagster_checkpoints.state.key_groups import key_groups_of, owner_of
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelSnapshot,
     CheckpointMetadata,
-    InstancesChanged,
     OperatorState,
     QuerySnapshot,
-    RestorePlan,
     Segment,
     StageInstanceSnapshot,
     StageMetadata,
     StateFile,
     StaticTableSnapshot,
     TaskSnapshot,
-    key_groups_of,
-    owner_of,
-    recorded_inputs,
-    validate_restore,
 )
+from dagster_checkpoints.state.restore import RestorePlan, validate_restore
 
 SINK: Any = object()
 GROUPS = 128

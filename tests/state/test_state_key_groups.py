@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.errors import InvalidMaxParallelism, MaxParallelismChanged, ParallelismTooHigh
+from dagster_checkpoints.state.key_groups import (
     HIGHEST_MAX_PARALLELISM,
-    InvalidMaxParallelism,
-    MaxParallelismChanged,
-    ParallelismTooHigh,
     chosen_max_parallelism,
     default_max_parallelism,
     key_groups_of,

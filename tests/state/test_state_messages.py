@@ -7,18 +7,17 @@ from collections.abc import Callable
 import pytest
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, stage, unbounded_source
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.errors import StateError
+from dagster_checkpoints.state.key_groups import chosen_max_parallelism
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
     OperatorState,
     StageInstanceSnapshot,
     StageMetadata,
-    StateError,
     TaskSnapshot,
-    check_union_states,
-    chosen_max_parallelism,
-    validate_restore,
 )
+from dagster_checkpoints.state.restore import check_union_states, validate_restore
 
 TWO = ("0", "1")
 

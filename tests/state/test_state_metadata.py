@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.errors import CorruptMetadata, UnknownMetadataVersion
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelSnapshot,
     CheckpointMetadata,
-    CorruptMetadata,
     EndOfData,
     EndOfPartition,
     EnumeratorState,
@@ -31,13 +31,11 @@ from dagster_checkpoints.state import (
     StateFile,
     StaticTableSnapshot,
     TaskSnapshot,
-    UnknownMetadataVersion,
     WatermarkAt,
     WatermarkStatus,
-    decode,
-    encode,
     task_files,
 )
+from dagster_checkpoints.state.metadata_file import decode, encode
 
 EXAMPLES = Path(__file__).parent / "examples"
 

@@ -8,22 +8,24 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelSnapshot,
     CheckpointMetadata,
     EnumeratorState,
-    ImportRefused,
     InputMetadata,
     OperatorState,
-    OutputSays,
-    PlainBatch,
-    PlainQuery,
     QuerySnapshot,
     StageInstanceSnapshot,
     StageMetadata,
-    StageSource,
     TaskSnapshot,
+)
+from dagster_checkpoints.state.plain_queries import (
+    ImportRefused,
+    OutputSays,
+    PlainBatch,
+    PlainQuery,
+    StageSource,
     batch_to_take,
     export_problems,
     import_problems,

@@ -5,18 +5,17 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.errors import StatefulPlanChanged
+from dagster_checkpoints.state.metadata import (
     FusedSourceSnapshot,
     PlannedInput,
     PlannedOperator,
     QuerySnapshot,
     StageInstanceSnapshot,
-    StatefulPlanChanged,
     TaskSnapshot,
-    check_divided_plans,
-    check_stateful_plans,
 )
 from dagster_checkpoints.state.planned_operators import PlannedDifference, difference, layout_difference
+from dagster_checkpoints.state.plans import check_divided_plans, check_stateful_plans
 
 A, B, C, D = "where a", "where b", "where c", "where d"
 

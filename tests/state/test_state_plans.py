@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_checkpoints.state import (
-    IN_STATE,
-    QuerySnapshot,
-    SourcesChanged,
-    StageInstanceSnapshot,
-    StatefulPlanChanged,
-    TaskSnapshot,
-    check_divided_plans,
-    check_sources,
-    check_stateful_plans,
-)
+from dagster_checkpoints.state.errors import SourcesChanged, StatefulPlanChanged
+from dagster_checkpoints.state.metadata import QuerySnapshot, StageInstanceSnapshot, TaskSnapshot
+from dagster_checkpoints.state.plans import IN_STATE, check_divided_plans, check_sources, check_stateful_plans
 
 WHERE = "checkpoint 7 of pipeline 'flights'"
 FIVE, TEN = "aggregate by window(ts, 5 minutes), origin: count(1)", "aggregate by window(ts, 10 minutes), origin: count(1)"

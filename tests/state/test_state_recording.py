@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dagster_checkpoints.pipeline import Chain, Pipeline, StageInput, TaskId, unbounded_source
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
     FusedSourceSnapshot,
@@ -13,7 +14,6 @@ from dagster_checkpoints.state import (
     StageMetadata,
     TaskSnapshot,
 )
-from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint
 from dagster_checkpoints.state.recording import ended_sources, recorded_chains, recorded_stages
 from dagster_checkpoints.state.stage_changes import with_ended_sources
 from simulation.shapes import InputSpec, StageSpec, shape_of

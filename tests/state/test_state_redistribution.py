@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.errors import ParallelismTooHigh, UnknownStage
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
     OperatorState,
-    ParallelismTooHigh,
     StageInstanceSnapshot,
     StageMetadata,
     TaskSnapshot,
-    UnknownStage,
+)
+from dagster_checkpoints.state.redistribution import (
     redistribute_broadcasts,
     redistribute_lists,
     redistribute_operator_states,

@@ -11,28 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint
+from dagster_checkpoints.state.inputs import recorded_inputs
+from dagster_checkpoints.state.key_groups import key_groups_of, owner_of
+from dagster_checkpoints.state.merged_channels import MergedEventTime, OldChannel, least_watermark, one_after_the_other
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelElement,
+    ChannelEnd,
     ChannelSnapshot,
     CheckpointMetadata,
     EndOfData,
     Segment,
-    SegmentShare,
     StageInstanceSnapshot,
     StageMetadata,
     StateFile,
     TaskSnapshot,
     WatermarkAt,
     WatermarkStatus,
-    key_groups_of,
-    one_after_the_other,
-    owner_of,
-    recorded_inputs,
 )
-from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint
-from dagster_checkpoints.state.merged_channels import MergedEventTime, OldChannel, least_watermark
-from dagster_checkpoints.state.metadata import ChannelEnd
+from dagster_checkpoints.state.rescaled_channels import SegmentShare
 from dagster_checkpoints.state.rescaled_checkpoint import with_instances
 
 SINK: Any = object()

@@ -10,13 +10,14 @@ import pytest
 from msgspec.structs import replace
 
 from dagster_checkpoints.pipeline import Pipeline, StageInput, TaskId, bounded_source, stage, unbounded_source
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.errors import InstancesChanged, ParallelismTooHigh
+from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint
+from dagster_checkpoints.state.inputs import recorded_inputs
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelSnapshot,
     CheckpointMetadata,
-    InstancesChanged,
     OperatorState,
-    ParallelismTooHigh,
     QuerySnapshot,
     Segment,
     StageInstanceSnapshot,
@@ -24,13 +25,10 @@ from dagster_checkpoints.state import (
     StaticTableSnapshot,
     TaskSnapshot,
     WatermarkAt,
-    decode,
-    encode,
-    recorded_inputs,
-    validate_restore,
 )
-from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint
+from dagster_checkpoints.state.metadata_file import decode, encode
 from dagster_checkpoints.state.rescaled_checkpoint import with_instances
+from dagster_checkpoints.state.restore import validate_restore
 
 SINK: Any = object()
 

@@ -7,25 +7,24 @@ from typing import Any
 import pytest
 
 from dagster_checkpoints.pipeline import FunctionSplitSource, Pipeline, Stage, StageInput, unbounded_source
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.errors import InstancesChanged
+from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint
+from dagster_checkpoints.state.inputs import recorded_inputs
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelSnapshot,
     CheckpointMetadata,
     EnumeratorState,
-    InstancesChanged,
     QuerySnapshot,
     Segment,
     StageInstanceSnapshot,
     StageMetadata,
     TaskSnapshot,
     WatermarkAt,
-    decode,
-    encode,
-    recorded_inputs,
-    validate_restore,
 )
-from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint
+from dagster_checkpoints.state.metadata_file import decode, encode
 from dagster_checkpoints.state.rescaled_checkpoint import with_instances
+from dagster_checkpoints.state.restore import validate_restore
 
 SINK: Any = object()
 BY_KEY = StageInput(key="k")

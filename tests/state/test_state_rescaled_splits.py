@@ -9,22 +9,20 @@ import pytest
 from dagster_checkpoints.execution.split_enumerators import SplitEnumerator, enumerator_starts
 from dagster_checkpoints.execution.split_events import AssignSplit, NoMoreSplits, SplitRequest
 from dagster_checkpoints.pipeline import FunctionSplitSource, Pipeline, StageInput, TaskId, stage
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.errors import InstancesChanged
+from dagster_checkpoints.state.inputs import recorded_inputs
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelSnapshot,
     CheckpointMetadata,
     EnumeratorState,
-    InstancesChanged,
     OperatorState,
-    RestorePlan,
     StageInstanceSnapshot,
     StageMetadata,
     TaskSnapshot,
-    decode,
-    encode,
-    recorded_inputs,
-    validate_restore,
 )
+from dagster_checkpoints.state.metadata_file import decode, encode
+from dagster_checkpoints.state.restore import RestorePlan, validate_restore
 
 SINK: Any = object()
 ENUMERATOR = EnumeratorState(("5", "6"), ("3", "4"), ("1", "2"), complete=True)

@@ -14,24 +14,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dagster_checkpoints.pipeline import EdgePattern, StageInput, TaskId
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.errors import InstancesChanged, MaxParallelismChanged, ParallelismTooHigh, PartlyFinishedUnionState
+from dagster_checkpoints.state.key_groups import key_groups_of
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
-    InstancesChanged,
-    MaxParallelismChanged,
     OperatorState,
-    ParallelismTooHigh,
-    PartlyFinishedUnionState,
     StageInstanceSnapshot,
     StageMetadata,
     TaskSnapshot,
-    check_union_states,
-    decode,
-    encode,
-    key_groups_of,
-    redistribute_operator_states,
-    validate_restore,
 )
+from dagster_checkpoints.state.metadata_file import decode, encode
+from dagster_checkpoints.state.redistribution import redistribute_operator_states
+from dagster_checkpoints.state.restore import check_union_states, validate_restore
 
 CHAINS = {"a": ("a", "b"), "c": ("c",)}
 LISTS = {"a": ("x",), "b": ("x", "y"), "c": ("z",)}

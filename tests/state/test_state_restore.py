@@ -19,33 +19,33 @@ from dagster_checkpoints.pipeline import (
     stage,
     unbounded_source,
 )
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.errors import (
     ChainLayoutChanged,
-    ChainMetadata,
-    CheckpointMetadata,
-    EnumeratorState,
-    FusedSourceSnapshot,
-    InputMetadata,
     InputRowsGone,
     InputsChanged,
     InstancesChanged,
     InvalidMaxParallelism,
     MaxParallelismChanged,
     NonRestoredState,
-    OperatorState,
     ParallelismTooHigh,
     PartlyFinishedUnionState,
-    RestorePlan,
     SinkRemoved,
     SourcesChanged,
+    StatePartitionsChanged,
+    UnfinishedPredecessor,
+)
+from dagster_checkpoints.state.metadata import (
+    ChainMetadata,
+    CheckpointMetadata,
+    EnumeratorState,
+    FusedSourceSnapshot,
+    InputMetadata,
+    OperatorState,
     StageInstanceSnapshot,
     StageMetadata,
-    StatePartitionsChanged,
     TaskSnapshot,
-    UnfinishedPredecessor,
-    check_union_states,
-    validate_restore,
 )
+from dagster_checkpoints.state.restore import RestorePlan, check_union_states, validate_restore
 
 
 @dataclass(frozen=True)

@@ -10,27 +10,24 @@ import pytest
 
 from dagster_checkpoints.pipeline import FunctionSplitSource, Pipeline, Quarantine, Stage, StageInput, StageKind
 from dagster_checkpoints.sinks import ParquetSink
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.errors import InputRowsGone, InputsChanged, RestoreError
+from dagster_checkpoints.state.inputs import recorded_inputs
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelSnapshot,
     CheckpointMetadata,
     EnumeratorState,
-    InputRowsGone,
-    InputsChanged,
     QuerySnapshot,
-    RestoreError,
     Segment,
     StageInstanceSnapshot,
     StageMetadata,
     StateFile,
     TaskSnapshot,
     WatermarkAt,
-    decode,
-    encode,
-    recorded_inputs,
-    validate_restore,
-    with_uids,
 )
+from dagster_checkpoints.state.metadata_file import decode, encode
+from dagster_checkpoints.state.restore import validate_restore
+from dagster_checkpoints.state.stage_names import with_uids
 
 BY_K, POINTWISE = StageInput(key="k"), StageInput()
 CHANGES = {

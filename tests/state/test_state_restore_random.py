@@ -14,26 +14,26 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from dagster_checkpoints.pipeline import EdgePattern, StageInput, TaskId, pointwise_producers
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.errors import (
     ChainLayoutChanged,
-    ChainMetadata,
-    CheckpointMetadata,
-    EnumeratorState,
     InputRowsGone,
     InputsChanged,
     InstancesChanged,
     NonRestoredState,
     RestoreError,
-    RestorePlan,
+    UnfinishedPredecessor,
+)
+from dagster_checkpoints.state.inputs import recorded_inputs
+from dagster_checkpoints.state.metadata import (
+    ChainMetadata,
+    CheckpointMetadata,
+    EnumeratorState,
     StageInstanceSnapshot,
     StageMetadata,
     TaskSnapshot,
-    UnfinishedPredecessor,
-    decode,
-    encode,
-    recorded_inputs,
-    validate_restore,
 )
+from dagster_checkpoints.state.metadata_file import decode, encode
+from dagster_checkpoints.state.restore import RestorePlan, validate_restore
 
 ALL, PW = EdgePattern.ALL_TO_ALL, EdgePattern.POINTWISE
 

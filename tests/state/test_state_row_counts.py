@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
     FusedSourceSnapshot,
     StageInstanceSnapshot,
     StageMetadata,
     TaskSnapshot,
-    rows_in_snapshot,
-    rows_of_finished,
-    rows_of_stage,
 )
 from dagster_checkpoints.state.rescaled_instances import dealt_out
+from dagster_checkpoints.state.row_counts import rows_in_snapshot, rows_of_finished, rows_of_stage
 
 
 def recorded(

@@ -9,13 +9,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from dagster_checkpoints.state import (
-    CheckpointMetadata,
-    SparkVersionChanged,
-    check_spark_version,
-    is_supported_spark,
-    rewrites_state,
-)
+from dagster_checkpoints.state.errors import SparkVersionChanged
+from dagster_checkpoints.state.metadata import CheckpointMetadata
+from dagster_checkpoints.state.spark_versions import check_spark_version, is_supported_spark, rewrites_state
 
 ROOT = Path(__file__).resolve().parents[2]
 

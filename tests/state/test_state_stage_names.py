@@ -7,23 +7,21 @@ from dataclasses import dataclass
 import pytest
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, StageKind
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.errors import NonRestoredState
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelSnapshot,
     CheckpointMetadata,
     FusedSourceSnapshot,
     InputMetadata,
-    NonRestoredState,
     StageInstanceSnapshot,
     StageMetadata,
     StaticTableSnapshot,
     TaskSnapshot,
-    decode,
-    encode,
-    fitted,
-    validate_restore,
-    with_uids,
 )
+from dagster_checkpoints.state.metadata_file import decode, encode
+from dagster_checkpoints.state.restore import fitted, validate_restore
+from dagster_checkpoints.state.stage_names import with_uids
 
 
 @dataclass(frozen=True)

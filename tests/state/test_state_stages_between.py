@@ -11,26 +11,22 @@ import pytest
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, StageKind, TaskId
 from dagster_checkpoints.sinks import ParquetSink
-from dagster_checkpoints.state import (
-    ChainLayoutChanged,
+from dagster_checkpoints.state.errors import ChainLayoutChanged, InputsChanged, NonRestoredState
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelSnapshot,
     CheckpointMetadata,
     InputMetadata,
-    InputsChanged,
-    NonRestoredState,
     QuerySnapshot,
-    RestorePlan,
     Segment,
     StageInstanceSnapshot,
     StageMetadata,
     StateFile,
     TaskSnapshot,
     WatermarkStatus,
-    fitted,
-    validate_restore,
-    with_stages_now,
 )
+from dagster_checkpoints.state.restore import RestorePlan, fitted, validate_restore
+from dagster_checkpoints.state.stages_between import with_stages_now
 
 BY_K = StageInput(key="k")
 PW = StageInput()

@@ -6,16 +6,16 @@ from typing import Literal
 
 import pytest
 
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.errors import PartlyFinishedUnionState
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
     OperatorState,
-    PartlyFinishedUnionState,
     StageInstanceSnapshot,
     StageMetadata,
     TaskSnapshot,
-    check_union_states,
 )
+from dagster_checkpoints.state.restore import check_union_states
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,9 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.state import (
-    ChannelSnapshot,
-    InputsChanged,
-    Segment,
-    StaticTableSnapshot,
-    TaskSnapshot,
-    WatermarkAt,
-    check_waiting_columns,
-)
+from dagster_checkpoints.state.errors import InputsChanged
+from dagster_checkpoints.state.inputs import check_waiting_columns
+from dagster_checkpoints.state.metadata import ChannelSnapshot, Segment, StaticTableSnapshot, TaskSnapshot, WatermarkAt
 
 
 def struct(**fields: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from dagster_checkpoints.state import StateFile
+from dagster_checkpoints.state.metadata import StateFile
 from dagster_checkpoints.storage import (
     AlreadyExists,
     CheckpointDiscarded,

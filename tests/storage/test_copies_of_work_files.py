@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from dagster_checkpoints.files.s3 import S3Store
-from dagster_checkpoints.state import StateFile
+from dagster_checkpoints.state.metadata import StateFile
 from dagster_checkpoints.storage import (
     CheckpointStorage,
     CopyTarget,

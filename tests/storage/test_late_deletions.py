@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
     QuerySnapshot,
     StageMetadata,
     StateFile,
     TaskSnapshot,
-    decode,
-    encode,
 )
+from dagster_checkpoints.state.metadata_file import decode, encode
 from dagster_checkpoints.storage import CheckpointStorage, LocalStore, Owner
 
 LEASE = 30.0

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
     QuerySnapshot,
     StageInstanceSnapshot,
     StageMetadata,
     TaskSnapshot,
-    encode,
 )
+from dagster_checkpoints.state.metadata_file import encode
 from dagster_checkpoints.storage import CheckpointStorage, ObjectStore, Owner, OwnershipLost, PipelineStateMissing
 
 SHA = "ab" * 32

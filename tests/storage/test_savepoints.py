@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_checkpoints.state import StateFile
+from dagster_checkpoints.state.metadata import StateFile
 from dagster_checkpoints.storage import (
     AlreadyExists,
     CheckpointDiscarded,

@@ -21,16 +21,16 @@ from dagster_shared.yaml_utils import dump_run_config_yaml
 from dagster_checkpoints.plugin.address_metadata import address_metadata
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
 from dagster_checkpoints.spark.query.query_log import QueryLog
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
     QuerySnapshot,
     StageMetadata,
     StateFile,
-    decode,
-    rows_of_stage,
     task_files,
 )
+from dagster_checkpoints.state.metadata_file import decode
+from dagster_checkpoints.state.row_counts import rows_of_stage
 from dagster_checkpoints.storage import CheckpointStorage, SavepointDirectory, StorageError
 
 LOCATION = "location"

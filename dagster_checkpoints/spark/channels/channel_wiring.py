@@ -17,12 +17,8 @@ from dagster_checkpoints.spark.channels.outputs import OutputEdge
 from dagster_checkpoints.spark.channels.segments import Split, write_share
 from dagster_checkpoints.spark.files.work_folder import WorkFolder
 from dagster_checkpoints.spark.files.work_path import WorkPath
-from dagster_checkpoints.state import (
-    Segment,
-    SegmentShare,
-    StateFile,
-    TaskSnapshot,
-)
+from dagster_checkpoints.state.metadata import Segment, StateFile, TaskSnapshot
+from dagster_checkpoints.state.rescaled_channels import SegmentShare
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -16,7 +16,7 @@ from dagster_checkpoints.spark.channels.channel_log import SegmentFiles, Segment
 from dagster_checkpoints.spark.files.work_path import WorkPath, entries_of, remove_tree, rows_of, url
 from dagster_checkpoints.spark.identifiers import identifier
 from dagster_checkpoints.spark.jvm import jvm_of
-from dagster_checkpoints.state import SegmentShare
+from dagster_checkpoints.state.rescaled_channels import SegmentShare
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -33,18 +33,11 @@ from dagster_checkpoints.execution.storage_steps import drive
 from dagster_checkpoints.pipeline import TaskId, total_rows
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.runtime import Runtime
-from dagster_checkpoints.state import (
-    CheckpointMetadata,
-    TaskSnapshot,
-    encode,
-    ended_sources,
-    recorded_chains,
-    recorded_enumerators,
-    recorded_stages,
-    rows_in_snapshot,
-    task_files,
-    with_uids,
-)
+from dagster_checkpoints.state.metadata import CheckpointMetadata, TaskSnapshot, task_files
+from dagster_checkpoints.state.metadata_file import encode
+from dagster_checkpoints.state.recording import ended_sources, recorded_chains, recorded_enumerators, recorded_stages
+from dagster_checkpoints.state.row_counts import rows_in_snapshot
+from dagster_checkpoints.state.stage_names import with_uids
 
 Outcome = MetadataWritten | MetadataWriteFailed | MetadataOutcomeUnknown
 

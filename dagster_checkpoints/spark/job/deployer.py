@@ -51,7 +51,9 @@ from dagster_checkpoints.spark.tasks.split_task import SplitTask
 from dagster_checkpoints.spark.tasks.task import Task
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 from dagster_checkpoints.spark.tasks.task_sink import TaskSink
-from dagster_checkpoints.state import LastCommit, RestoreError, rows_of_finished
+from dagster_checkpoints.state.errors import RestoreError
+from dagster_checkpoints.state.metadata import LastCommit
+from dagster_checkpoints.state.row_counts import rows_of_finished
 from dagster_checkpoints.storage import CheckpointStorage
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dagster_checkpoints.coordination import CheckpointConfig, FailoverStrategy,
 from dagster_checkpoints.execution.source_limits import BATCH_SECONDS
 from dagster_checkpoints.pipeline import InputAsset
 from dagster_checkpoints.spark.session.work_directory import RemoteDirectory
-from dagster_checkpoints.state import ClaimMode
+from dagster_checkpoints.state.claim import ClaimMode
 from dagster_checkpoints.storage import UNKNOWN_ORIGIN, Origin
 
 Until = Literal["end", "caught_up"]

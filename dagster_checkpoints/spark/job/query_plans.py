@@ -67,13 +67,10 @@ from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.spark.tasks.channel_task import TaskInput
 from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.tasks.task_parts import StageInstance
-from dagster_checkpoints.state import (
-    CheckpointMetadata,
-    InstancesChanged,
-    TaskSnapshot,
-    check_waiting_columns,
-    with_stages_now,
-)
+from dagster_checkpoints.state.errors import InstancesChanged
+from dagster_checkpoints.state.inputs import check_waiting_columns
+from dagster_checkpoints.state.metadata import CheckpointMetadata, TaskSnapshot
+from dagster_checkpoints.state.stages_between import with_stages_now
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -25,8 +25,10 @@ from dagster_checkpoints.execution.storage_steps import Steps, drive
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.session.spark_version import installed_version
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
-from dagster_checkpoints.state import check_spark_version, decode, validate_restore
+from dagster_checkpoints.state.metadata_file import decode
 from dagster_checkpoints.state.rescaled_instances import note_instances, with_known_instances
+from dagster_checkpoints.state.restore import validate_restore
+from dagster_checkpoints.state.spark_versions import check_spark_version
 from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage
 
 StartPoint = start_point.StartPoint[Restored]

@@ -14,7 +14,7 @@ from dagster_checkpoints.spark.query.stage_calls import StageCall, open_stage
 from dagster_checkpoints.spark.snapshots.restored_state import RestoredState
 from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.tasks.task_parts import StageInstance
-from dagster_checkpoints.state import TaskSnapshot
+from dagster_checkpoints.state.metadata import TaskSnapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

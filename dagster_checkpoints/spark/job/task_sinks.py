@@ -16,7 +16,8 @@ from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 from dagster_checkpoints.spark.tasks.commit_checks import CommitChecks
 from dagster_checkpoints.spark.tasks.held_rows import HeldRows
 from dagster_checkpoints.spark.tasks.task_sink import TaskSink, sink_context
-from dagster_checkpoints.state import LastCommit, SettledInstance
+from dagster_checkpoints.state.fitted_checkpoint import SettledInstance
+from dagster_checkpoints.state.metadata import LastCommit
 from dagster_checkpoints.storage import Ownership
 
 if TYPE_CHECKING:

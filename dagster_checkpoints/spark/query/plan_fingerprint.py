@@ -32,7 +32,9 @@ from dagster_checkpoints.spark.query.planned_query import query_execution
 from dagster_checkpoints.spark.query.planned_state import WATERMARK_SOURCE, planned_operators
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.stateful_nodes import PROCESSOR, stateful_nodes
-from dagster_checkpoints.state import ENCODED_AS_AVRO, IN_STATE, PlannedOperator, as_encoded
+from dagster_checkpoints.state.metadata import PlannedOperator
+from dagster_checkpoints.state.plans import IN_STATE
+from dagster_checkpoints.state.processor_states import ENCODED_AS_AVRO, as_encoded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 from dagster_checkpoints.pipeline import Chain
 from dagster_checkpoints.spark.errors import StageError
-from dagster_checkpoints.state import RestoreError
+from dagster_checkpoints.state.errors import RestoreError
 
 
 @dataclass

@@ -23,7 +23,7 @@ from dagster_checkpoints.spark.query.plan_nodes import analyzed_nodes, children,
 from dagster_checkpoints.spark.query.plan_text import Node, conjuncts, identity_of, parse
 from dagster_checkpoints.spark.query.planned_query import query_execution
 from dagster_checkpoints.spark.query.stateful_nodes import analyzed_plan, stateful_nodes_of
-from dagster_checkpoints.state import PlannedInput, PlannedOperator
+from dagster_checkpoints.state.metadata import PlannedInput, PlannedOperator
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,17 +11,11 @@ from dataclasses import replace
 
 from dagster_checkpoints.pipeline import Chain, Pipeline
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, ended_source, has_ended_source, input_sources
-from dagster_checkpoints.state import (
-    CheckpointMetadata,
-    SourcesChanged,
-    StatefulPlanChanged,
-    TaskSnapshot,
-    check_divided_plans,
-    check_sources,
-    check_stateful_plans,
-    replaced_inputs,
-    with_encoding,
-)
+from dagster_checkpoints.state.errors import SourcesChanged, StatefulPlanChanged
+from dagster_checkpoints.state.metadata import CheckpointMetadata, TaskSnapshot
+from dagster_checkpoints.state.plans import check_divided_plans, check_sources, check_stateful_plans
+from dagster_checkpoints.state.processor_states import with_encoding
+from dagster_checkpoints.state.stages_between import replaced_inputs
 
 
 def check_restored_plan(

@@ -16,7 +16,7 @@ from pyspark.sql import types as t
 
 from dagster_checkpoints.spark.errors import KeyTypesError
 from dagster_checkpoints.spark.query.stage_calls import StageCall
-from dagster_checkpoints.state import InputsChanged
+from dagster_checkpoints.state.errors import InputsChanged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
-from dagster_checkpoints.state import SUPPORTED_SPARK_TEXT, is_supported_spark
+from dagster_checkpoints.state.spark_versions import SUPPORTED_SPARK_TEXT, is_supported_spark
 
 
 class SparkVersionError(DagsterCheckpointsError):

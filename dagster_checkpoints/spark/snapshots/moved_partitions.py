@@ -18,7 +18,9 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from dagster_checkpoints.spark.snapshots.query_files import is_immutable, is_state_of_version
-from dagster_checkpoints.state import InstancesChanged, KeyedStateShare, QuerySnapshot, StateFile
+from dagster_checkpoints.state.errors import InstancesChanged
+from dagster_checkpoints.state.fitted_checkpoint import KeyedStateShare
+from dagster_checkpoints.state.metadata import QuerySnapshot, StateFile
 
 MOST_EMPTY_VERSIONS = 1_000
 """Number of versions without a change, over all state stores of an instance, up to which its partitions are moved as they are."""

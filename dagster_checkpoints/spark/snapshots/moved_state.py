@@ -31,7 +31,8 @@ from dagster_checkpoints.spark.snapshots.rewritten_state import (
     rewrite_state,
     why_not_rewritten,
 )
-from dagster_checkpoints.state import InstancesChanged, KeyedStateShare
+from dagster_checkpoints.state.errors import InstancesChanged
+from dagster_checkpoints.state.fitted_checkpoint import KeyedStateShare
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

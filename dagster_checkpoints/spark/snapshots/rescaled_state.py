@@ -17,7 +17,7 @@ from dagster_checkpoints.spark.snapshots.moved_partitions import MovedPartitions
 from dagster_checkpoints.spark.snapshots.moved_state import MovedState, check_movable, move_state
 from dagster_checkpoints.spark.snapshots.restored_state import RestoredState
 from dagster_checkpoints.spark.snapshots.rewritten_state import repartition_state
-from dagster_checkpoints.state import QuerySnapshot
+from dagster_checkpoints.state.metadata import QuerySnapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -26,18 +26,18 @@ from dagster_checkpoints.spark.snapshots.moved_state import MovedState, StateMov
 from dagster_checkpoints.spark.snapshots.query_files import is_state_of_version
 from dagster_checkpoints.spark.snapshots.query_snapshots import relocate
 from dagster_checkpoints.spark.snapshots.rewritten_state import StateOfBatch
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.divided_chains import QueryOfStreams
+from dagster_checkpoints.state.fitted_checkpoint import KeyedStateShare
+from dagster_checkpoints.state.metadata import (
     CheckpointMetadata,
-    KeyedStateShare,
     OperatorState,
-    QueryOfStreams,
     QuerySnapshot,
-    RestorePlan,
     StageInstanceSnapshot,
     StateFile,
     TaskSnapshot,
-    redistribute_operator_states,
 )
+from dagster_checkpoints.state.redistribution import redistribute_operator_states
+from dagster_checkpoints.state.restore import RestorePlan
 from dagster_checkpoints.storage import CheckpointStorage, SavepointDirectory
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.driver_sources import KEPT_ERRORS, JavaObject, kept
 from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS, QueryLog
 from dagster_checkpoints.spark.session.spark_session import ROCKSDB
-from dagster_checkpoints.state import StatePartitionsChanged, rewrites_state
+from dagster_checkpoints.state.errors import StatePartitionsChanged
+from dagster_checkpoints.state.spark_versions import rewrites_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,7 +23,7 @@ from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.spark.channels.channel_log import LoggedElement, Records, SegmentFiles
 from dagster_checkpoints.spark.query.error_text import text_of_error
 from dagster_checkpoints.spark.snapshots.pinned_queries import SharedPin, sources_of
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.metadata import (
     ChannelElement,
     ChannelSnapshot,
     QuerySnapshot,

@@ -13,15 +13,15 @@ import msgspec
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline.names import suggestion
 from dagster_checkpoints.spark.query.query_log import QueryLog
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
     OperatorState,
     StateFile,
     TaskSnapshot,
-    encode,
     task_files,
 )
+from dagster_checkpoints.state.metadata_file import encode
 from dagster_checkpoints.storage import CheckpointStorage, ObjectStore, SavepointDirectory, open_store
 from dagster_checkpoints.storage.locating import StoredCheckpoint, opened_at
 

@@ -14,14 +14,9 @@ from dagster_checkpoints.pipeline.names import suggestion
 from dagster_checkpoints.spark.query.query_log import QueryLog
 from dagster_checkpoints.spark.snapshots.query_snapshots import relocate
 from dagster_checkpoints.spark.stored_state.plain_checkpoints import begin_file_sink
-from dagster_checkpoints.state import (
-    ChainMetadata,
-    CheckpointMetadata,
-    ExportRefused,
-    TaskSnapshot,
-    UnknownStage,
-    export_problems,
-)
+from dagster_checkpoints.state.errors import UnknownStage
+from dagster_checkpoints.state.metadata import ChainMetadata, CheckpointMetadata, TaskSnapshot
+from dagster_checkpoints.state.plain_queries import ExportRefused, export_problems
 from dagster_checkpoints.storage import ObjectStore, open_store
 from dagster_checkpoints.storage.locating import StoredCheckpoint, opened_at
 

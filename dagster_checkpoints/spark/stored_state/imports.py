@@ -36,26 +36,27 @@ from dagster_checkpoints.spark.snapshots.query_files import is_state_of_version
 from dagster_checkpoints.spark.snapshots.query_snapshots import relocate
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.spark.stored_state.plain_checkpoints import names_of, output_says, plain_path, read_plain_query
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.metadata import (
     CheckpointMetadata,
     FusedSourceSnapshot,
-    ImportRefused,
-    PlainQuery,
     QuerySnapshot,
-    SourceKind,
     StageInstanceSnapshot,
-    StageSource,
     StateFile,
     TaskSnapshot,
-    batch_to_take,
-    check_spark_version,
-    encode,
-    import_problems,
-    recorded_chains,
-    recorded_stages,
-    validate_restore,
-    with_uids,
 )
+from dagster_checkpoints.state.metadata_file import encode
+from dagster_checkpoints.state.plain_queries import (
+    ImportRefused,
+    PlainQuery,
+    SourceKind,
+    StageSource,
+    batch_to_take,
+    import_problems,
+)
+from dagster_checkpoints.state.recording import recorded_chains, recorded_stages
+from dagster_checkpoints.state.restore import validate_restore
+from dagster_checkpoints.state.spark_versions import check_spark_version
+from dagster_checkpoints.state.stage_names import with_uids
 from dagster_checkpoints.storage import CheckpointStorage, ObjectStore, StateSource, open_store
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from dagster_checkpoints.files.urls import local_path, url_scheme
 from dagster_checkpoints.spark.files.hadoop_path import HadoopFileSystem
 from dagster_checkpoints.spark.files.work_path import WorkPath, entries_of, url
 from dagster_checkpoints.spark.query.query_log import QueryLog
-from dagster_checkpoints.state import ImportRefused, OutputSays, PlainBatch, PlainQuery, SourceKind
+from dagster_checkpoints.state.plain_queries import ImportRefused, OutputSays, PlainBatch, PlainQuery, SourceKind
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

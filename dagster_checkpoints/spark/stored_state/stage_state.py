@@ -18,16 +18,16 @@ from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 from dagster_checkpoints.spark.session.spark_version import installed_version
 from dagster_checkpoints.spark.snapshots.query_snapshots import relocate
 from dagster_checkpoints.spark.stored_state.state_stores import KeyedState, read_stores
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.errors import UnknownStage
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
     EnumeratorState,
     Segment,
     StageMetadata,
     TaskSnapshot,
-    UnknownStage,
-    check_spark_version,
 )
+from dagster_checkpoints.state.spark_versions import check_spark_version
 from dagster_checkpoints.storage import ObjectStore, open_store
 from dagster_checkpoints.storage.locating import StoredCheckpoint, opened_at
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from dagster_checkpoints.pipeline import total_rows
 from dagster_checkpoints.spark.channels.outputs import TaskOutput
-from dagster_checkpoints.state import TaskSnapshot, rows_in_snapshot
+from dagster_checkpoints.state.metadata import TaskSnapshot
+from dagster_checkpoints.state.row_counts import rows_in_snapshot
 
 
 class EmittedRows:

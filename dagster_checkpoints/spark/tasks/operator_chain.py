@@ -21,7 +21,7 @@ from dagster_checkpoints.spark.tasks.late_rows import LateRows
 from dagster_checkpoints.spark.tasks.messages import TaskCommitRefused, TaskCommitted
 from dagster_checkpoints.spark.tasks.stage_errors import StageErrors
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
-from dagster_checkpoints.state import StageInstanceSnapshot
+from dagster_checkpoints.state.metadata import StageInstanceSnapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from dagster_checkpoints.spark.errors import OperatorStateError
-from dagster_checkpoints.state import OperatorState
+from dagster_checkpoints.state.metadata import OperatorState
 
 StateKind = Literal["list", "union", "broadcast"]
 

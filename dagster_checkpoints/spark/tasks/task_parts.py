@@ -20,7 +20,7 @@ from dagster_checkpoints.spark.snapshots.uploads import SnapshotUploader
 from dagster_checkpoints.spark.tasks.messages import SendReport
 from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
 from dagster_checkpoints.spark.tasks.task_sink import TaskSink
-from dagster_checkpoints.state import TaskSnapshot
+from dagster_checkpoints.state.metadata import TaskSnapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,7 +18,7 @@ from dagster_checkpoints.spark.snapshots.uploads import PinnedSnapshot
 from dagster_checkpoints.spark.tasks.operator_chain import OperatorChain
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 from dagster_checkpoints.spark.tasks.task_watermarks import TaskWatermarks
-from dagster_checkpoints.state import QuerySnapshot, TaskSnapshot
+from dagster_checkpoints.state.metadata import QuerySnapshot, TaskSnapshot
 
 
 class TaskSnapshots:

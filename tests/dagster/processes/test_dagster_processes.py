@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_checkpoints.plugin.stage_assets import reports_end
-from dagster_checkpoints.state import decode
+from dagster_checkpoints.state.metadata_file import decode
 from dagster_checkpoints.storage import CheckpointStorage, StorageError, open_store
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -8,7 +8,7 @@ import pytest
 
 from dagster_checkpoints.pipeline import Pipeline, stage, unbounded_source
 from dagster_checkpoints.spark.job.events import CheckpointDone
-from dagster_checkpoints.state import StatefulPlanChanged
+from dagster_checkpoints.state.errors import StatefulPlanChanged
 
 ROWS = "k string, ts timestamp, v long"
 COLUMNS = "k string, v long, seen string"

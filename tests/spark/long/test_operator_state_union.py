@@ -12,7 +12,7 @@ from dagster_checkpoints.coordination import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageKind, unbounded_source
 from dagster_checkpoints.spark.job.events import CheckpointDone, CheckpointNotDone, JobRestarting, JobStarted
 from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
-from dagster_checkpoints.state import OperatorState
+from dagster_checkpoints.state.metadata import OperatorState
 
 ROWS = "k string, v long"
 

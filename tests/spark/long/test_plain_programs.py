@@ -15,7 +15,7 @@ from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage
 from dagster_checkpoints.sinks import DeltaSink
 from dagster_checkpoints.sources import read_delta_table
 from dagster_checkpoints.spark.stored_state import import_checkpoint
-from dagster_checkpoints.state import ImportRefused
+from dagster_checkpoints.state.plain_queries import ImportRefused
 from tests.spark.plain_programs import PROGRAMS, ROWS
 from tests.spark.takeovers import CUTS, HEAP, FileOutput, Takeover, check_there_and_back, cut
 from tests.spark.test_plain_queries import QUICK

@@ -15,7 +15,7 @@ from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, unbounded_source
 from dagster_checkpoints.pipeline import stage as stage_of
 from dagster_checkpoints.spark.stored_state import StageState, read_state
-from dagster_checkpoints.state import UnknownStage
+from dagster_checkpoints.state.errors import UnknownStage
 
 ROWS = "k string, ts timestamp, v long"
 STATE_PAGE = Path(__file__).parents[3] / "docs/state.md"

@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 from dagster_checkpoints.pipeline import Pipeline, stage, unbounded_source
 from dagster_checkpoints.spark.errors import NothingToRestoreError
 from dagster_checkpoints.spark.job.events import JobStarted
-from dagster_checkpoints.state import CorruptMetadata, UnknownMetadataVersion, decode
-from dagster_checkpoints.state.metadata_file import _header
+from dagster_checkpoints.state.errors import CorruptMetadata, UnknownMetadataVersion
+from dagster_checkpoints.state.metadata_file import _header, decode
 from dagster_checkpoints.storage import CorruptStateFile, MissingStateFile
 
 ROWS = "k string, ts timestamp, v long"

@@ -14,7 +14,8 @@ from dagster_checkpoints.pipeline import Watermark as EventTime
 from dagster_checkpoints.pipeline.stages import StageKind
 from dagster_checkpoints.spark.job.events import JobStarted
 from dagster_checkpoints.spark.stored_state import read_state
-from dagster_checkpoints.state import CheckpointMetadata, Segment, TaskSnapshot, decode, in_flight_files
+from dagster_checkpoints.state.metadata import CheckpointMetadata, Segment, TaskSnapshot, in_flight_files
+from dagster_checkpoints.state.metadata_file import decode
 
 ROWS = "k string, ts timestamp, v long"
 NAMES = "k string, name string"

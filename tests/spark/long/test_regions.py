@@ -14,7 +14,9 @@ from dagster_checkpoints.coordination import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, split_source, stage, unbounded_source
 from dagster_checkpoints.spark.job.events import AttemptBuilding, CheckpointNotDone, JobRestarting, JobStarted
 from dagster_checkpoints.spark.tasks.task import Task
-from dagster_checkpoints.state import CheckpointMetadata, decode, default_max_parallelism
+from dagster_checkpoints.state.key_groups import default_max_parallelism
+from dagster_checkpoints.state.metadata import CheckpointMetadata
+from dagster_checkpoints.state.metadata_file import decode
 
 ROWS = "k string, ts timestamp, v long"
 FAILING, GOING_ON = ("live", "checked", "hours"), ("weather", "storms")

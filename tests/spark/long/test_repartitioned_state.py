@@ -19,7 +19,8 @@ from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS
 from dagster_checkpoints.spark.session.spark_session import ROCKSDB
 from dagster_checkpoints.spark.snapshots import rewritten_state
 from dagster_checkpoints.spark.stored_state import read_state
-from dagster_checkpoints.state import StatePartitionsChanged, rewrites_state
+from dagster_checkpoints.state.errors import StatePartitionsChanged
+from dagster_checkpoints.state.spark_versions import rewrites_state
 from tests.spark.numbered_keys import NumberedKeys, numbered_by_key
 
 ROWS = "k string, ts timestamp, v long"

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, unbounded_source
-from dagster_checkpoints.state import InstancesChanged
+from dagster_checkpoints.state.errors import InstancesChanged
 
 ROWS = "k string, ts timestamp, v long"
 FEEDS = "abc"

@@ -17,7 +17,8 @@ from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.routed_keys import name_in_joins, operators_not_by, operators_without
 from dagster_checkpoints.spark.snapshots import rewritten_state
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
-from dagster_checkpoints.state import InstancesChanged, validate_restore
+from dagster_checkpoints.state.errors import InstancesChanged
+from dagster_checkpoints.state.restore import validate_restore
 from dagster_checkpoints.storage.verification import verify_savepoint
 
 ROWS = "k string, ts timestamp, v long"

@@ -7,12 +7,7 @@ from typing import Any
 
 from dagster_checkpoints.pipeline import StageInput, stage
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted
-from dagster_checkpoints.state import (
-    InputRowsGone,
-    InputsChanged,
-    SourcesChanged,
-    StatefulPlanChanged,
-)
+from dagster_checkpoints.state.errors import InputRowsGone, InputsChanged, SourcesChanged, StatefulPlanChanged
 from tests.spark.test_restore_changed_pipelines import NAMES, ROWS, Flow
 
 

@@ -21,13 +21,9 @@ from pyspark.sql.types import StructType
 
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, describe
 from dagster_checkpoints.spark.query.plans import QueryPlan
-from dagster_checkpoints.state import (
-    QuerySnapshot,
-    StageInstanceSnapshot,
-    StatefulPlanChanged,
-    TaskSnapshot,
-    check_stateful_plans,
-)
+from dagster_checkpoints.state.errors import StatefulPlanChanged
+from dagster_checkpoints.state.metadata import QuerySnapshot, StageInstanceSnapshot, TaskSnapshot
+from dagster_checkpoints.state.plans import check_stateful_plans
 
 ROWS = StructType().add("k", "string").add("v", "long").add("w", "long").add("part", "integer")
 FILTERS = ("true", "v > 4", "v <= 4", "w > 4", "w <= 4", "k > 'b'", "v > 4 AND w > 2")

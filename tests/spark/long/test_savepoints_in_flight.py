@@ -14,7 +14,9 @@ from pyspark.sql import functions as F
 from dagster_checkpoints.pipeline import Pipeline, stage, unbounded_source
 from dagster_checkpoints.spark.errors import NothingToRestoreError
 from dagster_checkpoints.spark.job.events import JobStarted, SavepointDone
-from dagster_checkpoints.state import ClaimMode, CorruptMetadata, decode
+from dagster_checkpoints.state.claim import ClaimMode
+from dagster_checkpoints.state.errors import CorruptMetadata
+from dagster_checkpoints.state.metadata_file import decode
 from dagster_checkpoints.storage import CorruptStateFile, MissingSavepoint, MissingStateFile, open_store
 
 ROWS = "k string, ts timestamp, v long"

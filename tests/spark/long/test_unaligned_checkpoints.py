@@ -11,7 +11,8 @@ from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, TaskId, bounded_source, stage, unbounded_source
 from dagster_checkpoints.spark.job.events import CheckpointDone, InstanceFinished, JobStarted
-from dagster_checkpoints.state import CheckpointMetadata, Segment, decode
+from dagster_checkpoints.state.metadata import CheckpointMetadata, Segment
+from dagster_checkpoints.state.metadata_file import decode
 
 ROWS = "k string, ts timestamp, v long"
 PER_FILE = 40

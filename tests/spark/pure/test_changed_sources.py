@@ -12,7 +12,8 @@ from dagster_checkpoints.pipeline import Chain, Pipeline, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription
 from dagster_checkpoints.spark.query.restored_plans import check_restored_plan
-from dagster_checkpoints.state import QuerySnapshot, SourcesChanged, TaskSnapshot
+from dagster_checkpoints.state.errors import SourcesChanged
+from dagster_checkpoints.state.metadata import QuerySnapshot, TaskSnapshot
 
 OLD, NEW = "kafka subscribe=old", "kafka subscribe=new"
 

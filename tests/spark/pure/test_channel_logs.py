@@ -21,7 +21,7 @@ from dagster_checkpoints.spark.channels.channel_log import Channel, Records, Seg
 from dagster_checkpoints.spark.query.error_location import own_line, stage_of
 from dagster_checkpoints.spark.query.query_log import PlannedBatch, QueryLog, channel_positions
 from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore
-from dagster_checkpoints.state import OperatorState
+from dagster_checkpoints.state.metadata import OperatorState
 
 IDENTITY = ChannelId("a", 0, "b", 1)
 

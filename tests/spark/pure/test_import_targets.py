@@ -11,7 +11,7 @@ from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.stored_state import export_checkpoint, import_checkpoint
-from dagster_checkpoints.state import ExportRefused
+from dagster_checkpoints.state.plain_queries import ExportRefused
 
 
 @pytest.mark.parametrize(

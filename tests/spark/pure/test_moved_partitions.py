@@ -8,14 +8,10 @@ from hypothesis import strategies as st
 
 from dagster_checkpoints.spark.snapshots.moved_partitions import MOST_EMPTY_VERSIONS, are_moved_whole, moved_partitions
 from dagster_checkpoints.spark.snapshots.query_files import is_state_of_version, needed_files
-from dagster_checkpoints.state import (
-    InstancesChanged,
-    KeyedStateShare,
-    QuerySnapshot,
-    StateFile,
-    TaskSnapshot,
-    key_groups_of,
-)
+from dagster_checkpoints.state.errors import InstancesChanged
+from dagster_checkpoints.state.fitted_checkpoint import KeyedStateShare
+from dagster_checkpoints.state.key_groups import key_groups_of
+from dagster_checkpoints.state.metadata import QuerySnapshot, StateFile, TaskSnapshot
 from dagster_checkpoints.state.rescaled_instances import keyed_state_shares
 
 GROUPS = 4

@@ -18,7 +18,7 @@ from dagster_checkpoints.spark.stored_state.plain_checkpoints import (
     plain_path,
     read_plain_query,
 )
-from dagster_checkpoints.state import ImportRefused, OutputSays, PlainBatch, PlainQuery
+from dagster_checkpoints.state.plain_queries import ImportRefused, OutputSays, PlainBatch, PlainQuery
 
 NO_SESSION: Any = None  # paths of this machine need none
 SETTINGS = {"spark.sql.shuffle.partitions": "2"}

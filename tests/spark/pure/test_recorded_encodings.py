@@ -6,14 +6,10 @@ import pytest
 
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, with_encoding_of
 from dagster_checkpoints.spark.query.restored_plans import with_recorded_encodings
-from dagster_checkpoints.state import (
-    ENCODED_AS_AVRO,
-    QuerySnapshot,
-    StageInstanceSnapshot,
-    StatefulPlanChanged,
-    TaskSnapshot,
-    check_stateful_plans,
-)
+from dagster_checkpoints.state.errors import StatefulPlanChanged
+from dagster_checkpoints.state.metadata import QuerySnapshot, StageInstanceSnapshot, TaskSnapshot
+from dagster_checkpoints.state.plans import check_stateful_plans
+from dagster_checkpoints.state.processor_states import ENCODED_AS_AVRO
 
 FIRST, OTHER_ORDER = "value last struct<a:bigint,b:bigint>", "value last struct<b:bigint,a:bigint>"
 

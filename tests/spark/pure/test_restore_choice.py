@@ -20,17 +20,16 @@ from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.job.job_start import JobStart
 from dagster_checkpoints.spark.job.restoring import StartPoint, choose_start
 from dagster_checkpoints.spark.session.spark_version import installed_version
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.claim import ClaimMode
+from dagster_checkpoints.state.errors import CorruptMetadata, SparkVersionChanged
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
-    ClaimMode,
-    CorruptMetadata,
-    SparkVersionChanged,
     StageInstanceSnapshot,
     StageMetadata,
     TaskSnapshot,
-    encode,
 )
+from dagster_checkpoints.state.metadata_file import encode
 from dagster_checkpoints.storage import CheckpointStorage, Owner, open_store
 
 

@@ -12,7 +12,7 @@ import pytest
 from dagster_checkpoints.spark.session.spark_session import ROCKSDB
 from dagster_checkpoints.spark.snapshots.moved_state import check_movable
 from dagster_checkpoints.spark.snapshots.rewritten_state import StateOfBatch, repartition_state
-from dagster_checkpoints.state import InstancesChanged, StatePartitionsChanged
+from dagster_checkpoints.state.errors import InstancesChanged, StatePartitionsChanged
 
 SPARK: Any = SimpleNamespace(version="4.3.0")
 

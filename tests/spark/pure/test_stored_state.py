@@ -13,7 +13,7 @@ import pytest
 from dagster_checkpoints.spark.query.query_log import QueryLog
 from dagster_checkpoints.spark.stored_state import CorrectionError, correct_savepoint, export_checkpoint
 from dagster_checkpoints.spark.stored_state.stage_state import segments_in_flight
-from dagster_checkpoints.state import (
+from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelSnapshot,
     CheckpointMetadata,
@@ -25,8 +25,8 @@ from dagster_checkpoints.state import (
     StateFile,
     TaskSnapshot,
     WatermarkAt,
-    encode,
 )
+from dagster_checkpoints.state.metadata_file import encode
 from dagster_checkpoints.storage import CheckpointStorage, open_store
 from dagster_checkpoints.storage.locating import opened_at
 

@@ -14,7 +14,8 @@ from dagster_checkpoints.spark.files.work_folder import WorkFolder
 from dagster_checkpoints.spark.job.attempt_settings import AttemptSettings
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.job.task_sinks import TaskSinks
-from dagster_checkpoints.state import SettledInstance, StageInstanceSnapshot
+from dagster_checkpoints.state.fitted_checkpoint import SettledInstance
+from dagster_checkpoints.state.metadata import StageInstanceSnapshot
 from tests.sinks.sink_instance import staged
 
 UNUSED: Any = None

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from bench.kafka_broker import KafkaBroker, add_connector
 from dagster_checkpoints.pipeline import Pipeline, stage, unbounded_source
 from dagster_checkpoints.spark.stored_state import export_checkpoint, import_checkpoint
-from dagster_checkpoints.state import ImportRefused
+from dagster_checkpoints.state.plain_queries import ImportRefused
 
 
 def windows(messages: Any) -> Any:
