@@ -10,20 +10,20 @@ from statistics import median
 
 from bench.environment import BenchFailed, Environment
 from bench.measures import Measure, at_least, below
-from dagster_checkpoints.coordination import (
+from dagster_checkpoints.coordination.checkpoints import TaskStatistics
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
+from dagster_checkpoints.coordination.events import (
     Acknowledged,
-    CheckpointConfig,
-    CheckpointCoordinator,
     CoordinatorAction,
     MetadataWritten,
     NotifyTasks,
-    TaskState,
     TaskStateChanged,
-    TaskStatistics,
     Tick,
     WriteMetadata,
 )
 from dagster_checkpoints.coordination.lifecycle import CheckpointCompletedNotice
+from dagster_checkpoints.coordination.plan import TaskState
 from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, Vertex, VertexEdge
 
 PART = "Coordinator"

@@ -16,7 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dagster_checkpoints.coordination import CheckpointConfig, FailoverStrategy, FixedDelayRestart
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.restarts import FailoverStrategy, FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.resource import ALIGNED_CHECKPOINT_TIMEOUT
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobEvent, JobResult

@@ -27,7 +27,8 @@ from pyspark.sql import functions as F
 
 from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.control import PipelineControl
-from dagster_checkpoints.coordination import CheckpointConfig, FixedDelayRestart
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.job.events import CheckpointDone, CheckpointNotDone, JobEvent

@@ -8,7 +8,7 @@ from statistics import median
 
 from bench.environment import BenchFailed, Environment
 from bench.measures import Measure, below
-from dagster_checkpoints.coordination import NotAllRunning, TaskState, TaskStateTable, compute_plan
+from dagster_checkpoints.coordination.plan import NotAllRunning, TaskState, TaskStateTable, compute_plan
 from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, Vertex, VertexEdge
 
 PART = "Plan of a checkpoint"

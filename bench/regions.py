@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from bench.control import request, run_under_control, wait_until
 from bench.environment import BenchFailed, Environment
 from bench.measures import Measure, below
-from dagster_checkpoints.coordination import FailoverStrategy
+from dagster_checkpoints.coordination.restarts import FailoverStrategy
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, StageInput, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.job.events import JobRestarting

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from dagster_checkpoints.coordination import MIN_WATERMARK_MS
+from dagster_checkpoints.coordination.watermarks import MIN_WATERMARK_MS
 from dagster_checkpoints.execution.elements import Mark
 from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.sinks.ledger import Commit, Staged

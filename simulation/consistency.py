@@ -7,7 +7,7 @@ from itertools import count
 
 import msgspec
 
-from dagster_checkpoints.coordination import MAX_WATERMARK_MS
+from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import EndOfData
 from simulation.channels import Row, describe, is_refused, mix, source_row, tally, total
 from simulation.operators import operator

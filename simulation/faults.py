@@ -12,12 +12,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from dagster_checkpoints.coordination import CheckpointCoordinator, TaskLifecycle, TrackingBarrierHandler, WatermarkValve
 from dagster_checkpoints.coordination.barriers.single import _SingleCheckpointHandler
+from dagster_checkpoints.coordination.barriers.tracking import TrackingBarrierHandler
+from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
+from dagster_checkpoints.coordination.lifecycle import TaskLifecycle
 from dagster_checkpoints.coordination.pending_checkpoints import PendingCheckpoints
 from dagster_checkpoints.coordination.retention import CompletedCheckpoints
 from dagster_checkpoints.coordination.schedule import CheckpointSchedule
 from dagster_checkpoints.coordination.stop_progress import StopProgress
+from dagster_checkpoints.coordination.watermarks import WatermarkValve
 from dagster_checkpoints.execution import gate_snapshots
 from dagster_checkpoints.execution.batch_limit import BatchLimit
 from dagster_checkpoints.execution.checkpoint_writing import write_checkpoint

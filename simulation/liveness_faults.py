@@ -5,7 +5,7 @@ A job of such a world may still reach its end, because its user asks again in an
 
 from __future__ import annotations
 
-from dagster_checkpoints.coordination import TaskLifecycle
+from dagster_checkpoints.coordination.lifecycle import TaskLifecycle
 from dagster_checkpoints.coordination.pending_checkpoints import PendingCheckpoints
 from dagster_checkpoints.coordination.stop_progress import StopProgress
 from dagster_checkpoints.execution.job_requests import JobRequests

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dagster_checkpoints.coordination import CheckpointBarrier, CheckpointCoordinator, TaskStatistics
+from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier, TaskStatistics
+from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
 from dagster_checkpoints.errors import OwnershipLost, StorageError
 from dagster_checkpoints.execution.attempt_plan import AttemptPlan
 from dagster_checkpoints.execution.job_events import Failure, FatalError, TaskReport

@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from typing import Any
 
-from dagster_checkpoints import coordination
-from dagster_checkpoints.coordination import CompletedCheckpoint, DiscardStates, FailureReason
+from dagster_checkpoints.coordination import events as coordination
 from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint
+from dagster_checkpoints.coordination.events import DiscardStates
+from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.errors import OwnershipLost, StorageError, StorageUnavailable
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on

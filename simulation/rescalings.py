@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace as replaced
 
-from dagster_checkpoints.coordination import MIN_WATERMARK_MS
+from dagster_checkpoints.coordination.watermarks import MIN_WATERMARK_MS
 from dagster_checkpoints.execution.elements import Mark
 from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId

@@ -6,8 +6,8 @@ import random
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from dagster_checkpoints.coordination import (
-    CheckpointConfig,
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.restarts import (
     ExponentialDelayRestart,
     FailoverStrategy,
     FailureRateRestart,

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from dagster_checkpoints.coordination import MIN_WATERMARK_MS, AlignmentTick
 from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.barriers.events import AlignmentTick
+from dagster_checkpoints.coordination.watermarks import MIN_WATERMARK_MS
 from dagster_checkpoints.execution import task_events as on
 from dagster_checkpoints.execution.attempt_plan import TaskPlan
 from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, EndOfPartition, Mark, WatermarkAt, WatermarkStatus

@@ -10,7 +10,8 @@ from collections.abc import Generator, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from dagster_checkpoints.coordination import MAX_WATERMARK_MS, MIN_WATERMARK_MS, CheckpointBarrier
+from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier
+from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from dagster_checkpoints.execution.attempt_plan import TaskPlan
 from dagster_checkpoints.execution.elements import BarrierMark, CancelMark, EndOfData, Mark, WatermarkAt
 from dagster_checkpoints.execution.input_gate import InputGate

@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 
-from dagster_checkpoints import coordination
-from dagster_checkpoints.coordination import Acknowledged, CheckpointSnapshot, Declined, FailureReason
+from dagster_checkpoints.coordination import events as coordination
+from dagster_checkpoints.coordination.checkpoints import CheckpointSnapshot
+from dagster_checkpoints.coordination.events import Acknowledged, Declined
+from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.errors import CheckpointDiscarded, StorageError, StorageUnavailable
 from dagster_checkpoints.execution import acquisition, checkpoint_deletion, checkpoint_writing
 from dagster_checkpoints.execution.job_events import TaskReport

@@ -14,7 +14,8 @@ from bench.stream_programs.arrivals import SIDES, write_rows
 from bench.stream_programs.program import COLUMNS, Input, Program, below, frame_of
 from bench.stream_programs.queries import LATENESS, Refused, configure, is_refusal, rows_of
 from bench.stream_programs.random_programs import Case
-from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.restarts import NoRestart
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, StageInput, bounded_source, stage
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.errors import StageError

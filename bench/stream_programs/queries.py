@@ -19,7 +19,7 @@ from pyspark.errors import AnalysisException
 from bench.stream_programs.arrivals import LATENESS_MINUTES, SIDES, Row, write_rows
 from bench.stream_programs.program import COLUMNS, frame_of
 from bench.stream_programs.random_programs import Case
-from dagster_checkpoints.coordination import MAX_WATERMARK_MS
+from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS
 from dagster_checkpoints.pipeline import (
     ChannelId,
     Pipeline,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Set
 
-from dagster_checkpoints.coordination import CheckpointConfig
+from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.execution.job_requests import Request
 from dagster_checkpoints.execution.task_events import SourcesRead
 from dagster_checkpoints.pipeline import TaskId

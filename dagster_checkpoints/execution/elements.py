@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dagster_checkpoints.coordination import CheckpointBarrier
+from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier
 from dagster_checkpoints.state.metadata import EndOfData, EndOfPartition, Mark, WatermarkAt, WatermarkStatus
 
 __all__ = ["BarrierMark", "CancelMark", "Element", "EndOfData", "EndOfPartition", "Mark", "WatermarkAt", "WatermarkStatus"]

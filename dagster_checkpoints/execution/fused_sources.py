@@ -22,8 +22,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dagster_checkpoints.coordination import MIN_WATERMARK_MS, ChannelWatermark, ValveState, WatermarkValve
 from dagster_checkpoints.coordination.errors import UnexpectedEvent
+from dagster_checkpoints.coordination.watermarks import MIN_WATERMARK_MS, ChannelWatermark, ValveState, WatermarkValve
 from dagster_checkpoints.execution.elements import WatermarkStatus
 from dagster_checkpoints.execution.task_events import AdvanceEventTime, Forward, HoldSources, SourcesAsked
 from dagster_checkpoints.state.metadata import FusedSourceSnapshot

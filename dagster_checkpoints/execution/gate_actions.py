@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dagster_checkpoints.coordination import AbortAlignment
 from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.barriers.events import AbortAlignment
 from dagster_checkpoints.execution.gate_snapshots import InputsCaptured, PinDue
 from dagster_checkpoints.execution.task_events import (
     AddToTable,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dagster_checkpoints.coordination import ChannelWatermark
+from dagster_checkpoints.coordination.watermarks import ChannelWatermark
 from dagster_checkpoints.execution.batch_limit import BatchLimit
 from dagster_checkpoints.execution.elements import Element, Mark
 from dagster_checkpoints.execution.gate_watermarks import ConsumedEventTime, GateWatermarks

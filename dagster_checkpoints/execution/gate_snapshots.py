@@ -10,16 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from dagster_checkpoints.coordination import (
-    MIN_WATERMARK_MS,
-    ChannelCaptured,
-    ChannelWatermark,
-    CheckpointBarrier,
-    SnapshotInputsComplete,
-    StartSnapshot,
-    TakeSnapshot,
-    ValveState,
-)
+from dagster_checkpoints.coordination.barriers.events import ChannelCaptured, SnapshotInputsComplete, StartSnapshot, TakeSnapshot
+from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier
+from dagster_checkpoints.coordination.watermarks import MIN_WATERMARK_MS, ChannelWatermark, ValveState
 from dagster_checkpoints.execution.elements import BarrierMark, CancelMark, Element
 from dagster_checkpoints.execution.input_channel import InputChannel
 from dagster_checkpoints.execution.task_events import PinnedChannel, PinnedInputs, PinSnapshot

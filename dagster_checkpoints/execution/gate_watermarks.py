@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
-from dagster_checkpoints.coordination import MAX_WATERMARK_MS, MIN_WATERMARK_MS, ChannelWatermark, ValveState, WatermarkValve
+from dagster_checkpoints.coordination.watermarks import (
+    MAX_WATERMARK_MS,
+    MIN_WATERMARK_MS,
+    ChannelWatermark,
+    ValveState,
+    WatermarkValve,
+)
 from dagster_checkpoints.execution.elements import Element, EndOfData, Mark, WatermarkAt, WatermarkStatus
 from dagster_checkpoints.execution.input_channel import InputChannel
 from dagster_checkpoints.execution.task_events import Forward, QueryBuilt, WatermarkReached

@@ -10,8 +10,8 @@ from collections import deque
 
 import msgspec
 
-from dagster_checkpoints.coordination import ChannelWatermark
 from dagster_checkpoints.coordination.errors import UnknownChannel
+from dagster_checkpoints.coordination.watermarks import ChannelWatermark
 from dagster_checkpoints.execution.elements import Element
 
 

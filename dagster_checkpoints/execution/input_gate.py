@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Any
 
-from dagster_checkpoints.coordination import (
+from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.barriers.creation import create_barrier_handler
+from dagster_checkpoints.coordination.barriers.events import (
     AbortAlignment,
     AlignmentTick,
     BarrierAction,
@@ -26,17 +28,15 @@ from dagster_checkpoints.coordination import (
     BarrierReceived,
     BlockChannel,
     CancellationReceived,
-    CheckpointConfig,
     EndOfPartitionReceived,
-    FailureReason,
     StartSnapshot,
     TakeSnapshot,
     TriggerReceived,
     UnblockChannels,
-    create_barrier_handler,
 )
-from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.errors import UnexpectedEvent
+from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.execution.batch_limit import BatchLimit
 from dagster_checkpoints.execution.elements import (
     BarrierMark,

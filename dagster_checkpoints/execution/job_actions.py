@@ -9,18 +9,18 @@ from collections.abc import Collection, Set
 
 import msgspec
 
-from dagster_checkpoints.coordination import (
+from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint
+from dagster_checkpoints.coordination.events import (
     CheckpointCompleted,
     CheckpointFailed,
     CheckpointTriggered,
-    CompletedCheckpoint,
     DiscardCheckpoint,
     DiscardStates,
-    JobStatus,
     RequestCompleted,
     RequestNotCompleted,
     WriteMetadata,
 )
+from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.execution.job_events import Failure, RestorePoint
 from dagster_checkpoints.execution.job_requests import AnswerRequest
 from dagster_checkpoints.execution.messages import TaskMessage

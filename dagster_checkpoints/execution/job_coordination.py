@@ -12,37 +12,36 @@ from typing import Any
 
 from msgspec import structs
 
-from dagster_checkpoints.coordination import (
+from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.barriers.events import TriggerReceived
+from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint
+from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
+from dagster_checkpoints.coordination.events import (
     AcknowledgeAnswered,
     Acknowledged,
     CheckpointCompleted,
-    CheckpointCoordinator,
     CheckpointFailed,
-    CheckpointPlan,
     CheckpointTriggered,
-    CompletedCheckpoint,
     CoordinatorEvent,
     DiscardCheckpoint,
     DiscardLateState,
     DrainBegan,
     EventOfTask,
     FailJob,
-    FailOver,
-    FailoverStrategy,
-    JobStatus,
     NotifyTasks,
     RegionFailed,
     RequestCompleted,
     RequestNotCompleted,
     StopRequested,
     TasksRestarting,
-    TaskState,
     TaskStateChanged,
-    TriggerReceived,
     TriggerTask,
     WriteMetadata,
 )
-from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.plan import CheckpointPlan, TaskState
+from dagster_checkpoints.coordination.restarts import FailoverStrategy
+from dagster_checkpoints.coordination.retention import JobStatus
+from dagster_checkpoints.coordination.stop_with_savepoint import FailOver
 from dagster_checkpoints.execution.burst import Burst
 from dagster_checkpoints.execution.job_actions import (
     DiscoverSplits,

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from dagster_checkpoints.coordination import (
+from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint
+from dagster_checkpoints.coordination.events import (
     CheckpointRequested,
-    CompletedCheckpoint,
     EventOfTask,
-    JobStatus,
     MetadataOutcomeUnknown,
     MetadataWriteFailed,
     MetadataWritten,
     Tick,
 )
+from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.execution.job_requests import RequestReceived, SourceInstance
 from dagster_checkpoints.execution.pipeline_state import EndedBy
 from dagster_checkpoints.execution.split_events import EnumeratorStart, SplitRequest, SplitsDiscovered

@@ -22,23 +22,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from typing import Any, assert_never
 
-from dagster_checkpoints.coordination import (
-    CheckpointConfig,
-    CheckpointCoordinator,
+from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
+from dagster_checkpoints.coordination.events import (
     CheckpointRequested,
-    CompletedCheckpoint,
     DiscardCheckpoint,
     DiscardStates,
-    FailoverStrategy,
-    GiveUp,
-    JobStatus,
     MetadataOutcomeUnknown,
     MetadataWriteFailed,
     MetadataWritten,
-    RestartStrategy,
     Shutdown,
     Tick,
 )
+from dagster_checkpoints.coordination.restarts import FailoverStrategy, GiveUp, RestartStrategy
+from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.burst import Burst

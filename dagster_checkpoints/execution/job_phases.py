@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import NoReturn
 
-from dagster_checkpoints.coordination import UnexpectedEvent
+from dagster_checkpoints.coordination.errors import UnexpectedEvent
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import JobMachineEvent
 

@@ -16,25 +16,26 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from dagster_checkpoints.coordination import (
+from dagster_checkpoints.coordination.checkpoints import CheckpointProperties, CompletedCheckpoint
+from dagster_checkpoints.coordination.events import (
+    CheckpointRequested,
+    CoordinatorEvent,
+    DrainBegan,
+    RequestWithdrawn,
+    StopRequested,
+)
+from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.coordination.retention import JobStatus
+from dagster_checkpoints.coordination.stop_with_savepoint import (
     AllTasksFinished,
     AnswerDone,
     AnswerFailed,
-    CheckpointProperties,
-    CheckpointRequested,
-    CompletedCheckpoint,
-    CoordinatorEvent,
-    DrainBegan,
     FailOver,
-    FailureReason,
     JobCanceled,
     JobFailed,
-    JobStatus,
-    RequestWithdrawn,
     SavepointCompleted,
     SavepointFailed,
     StopAction,
-    StopRequested,
     StopWithSavepoint,
     TaskFailed,
 )

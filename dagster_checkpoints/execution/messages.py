@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dagster_checkpoints.coordination import TriggerReceived
+from dagster_checkpoints.coordination.barriers.events import TriggerReceived
 from dagster_checkpoints.coordination.lifecycle import CheckpointNotice, DrainAnnounced
 from dagster_checkpoints.execution.split_events import SplitMessage
 

@@ -5,7 +5,7 @@ Must not know: how the watermark is determined, channels, queries.
 
 from __future__ import annotations
 
-from dagster_checkpoints.coordination import MAX_WATERMARK_MS
+from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import Mark, WatermarkAt, WatermarkStatus
 from dagster_checkpoints.execution.task_events import WatermarkReached
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dagster_checkpoints.coordination import MIN_WATERMARK_MS, ChannelWatermark
+from dagster_checkpoints.coordination.watermarks import MIN_WATERMARK_MS, ChannelWatermark
 from dagster_checkpoints.execution.elements import Element, EndOfData, EndOfPartition
 from dagster_checkpoints.execution.input_channel import GateChannel
 from dagster_checkpoints.state.metadata import ChannelSnapshot

@@ -8,7 +8,7 @@ Source: FLIP-309 (`setIsProcessingBacklog`); FLIP-328 (a threshold for sources t
 
 from __future__ import annotations
 
-from dagster_checkpoints.coordination import CheckpointConfig
+from dagster_checkpoints.coordination.config import CheckpointConfig
 
 
 class SourceBacklog:

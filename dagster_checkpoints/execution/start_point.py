@@ -10,7 +10,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
-from dagster_checkpoints.coordination import CheckpointProperties, CompletedCheckpoint
+from dagster_checkpoints.coordination.checkpoints import CheckpointProperties, CompletedCheckpoint
 from dagster_checkpoints.errors import DagsterCheckpointsError, StorageError, StorageUnavailable
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, PipelineState
 from dagster_checkpoints.execution.storage_steps import Steps

@@ -11,16 +11,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from dagster_checkpoints.coordination import (
-    AlignmentTick,
-    BacklogChanged,
-    CheckpointBarrier,
-    EndOfDataReached,
-    TaskStateChanged,
-    TaskStatistics,
-)
-from dagster_checkpoints.coordination import Declined as Declined
 from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.barriers.events import AlignmentTick
+from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier, TaskStatistics
+from dagster_checkpoints.coordination.events import BacklogChanged, EndOfDataReached, TaskStateChanged
+from dagster_checkpoints.coordination.events import Declined as Declined
 from dagster_checkpoints.execution.elements import Element, Mark
 from dagster_checkpoints.execution.messages import TaskMessage
 from dagster_checkpoints.execution.split_events import SplitRequest

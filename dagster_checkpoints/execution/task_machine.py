@@ -21,26 +21,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dagster_checkpoints.coordination import (
-    MAX_WATERMARK_MS,
-    MIN_WATERMARK_MS,
-    AbortAlignment,
-    AlignmentTick,
-    BacklogChanged,
-    CheckpointBarrier,
-    CheckpointConfig,
-    Declined,
-    EndOfDataReached,
-    FailureReason,
-    LifecycleState,
-    TaskLifecycle,
-    TaskState,
-    TaskStateChanged,
-    TaskStatistics,
-    TriggerReceived,
-)
 from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.barriers.events import AbortAlignment, AlignmentTick, TriggerReceived
+from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier, TaskStatistics
+from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.errors import UnexpectedEvent
+from dagster_checkpoints.coordination.events import BacklogChanged, Declined, EndOfDataReached, TaskStateChanged
+from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.coordination.lifecycle import LifecycleState, TaskLifecycle
+from dagster_checkpoints.coordination.plan import TaskState
+from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, EndOfPartition, WatermarkAt
 from dagster_checkpoints.execution.fused_sources import FusedSource, FusedSources
 from dagster_checkpoints.execution.gate_actions import GateAction

@@ -21,13 +21,13 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from dagster_checkpoints.control import PipelineControl
 from dagster_checkpoints.control.metrics import check_metrics_available
-from dagster_checkpoints.coordination import (
-    CheckpointConfig,
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.errors import InvalidCheckpointConfig
+from dagster_checkpoints.coordination.restarts import (
     ExponentialDelayRestart,
     FailoverStrategy,
     FailureRateRestart,
     FixedDelayRestart,
-    InvalidCheckpointConfig,
     NoRestart,
     RestartStrategy,
 )

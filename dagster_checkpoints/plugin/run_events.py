@@ -15,7 +15,7 @@ from typing import Any
 import dagster as dg
 
 from dagster_checkpoints.control.clocks import CLOCKS, Clocks
-from dagster_checkpoints.coordination import FailureReason
+from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.execution.source_answers import silence_in_short, silence_text
 from dagster_checkpoints.pipeline import Pipeline

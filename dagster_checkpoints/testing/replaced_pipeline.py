@@ -20,7 +20,8 @@ from pyspark.sql import Row
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.control import ControlRequest
-from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.restarts import NoRestart
 from dagster_checkpoints.pipeline import REFUSED_IN_CHECKPOINT, Pipeline, Quarantine, RefusedRows, Stage, StageContext, StageKind
 from dagster_checkpoints.pipeline.errors import PipelineDefinitionError
 from dagster_checkpoints.pipeline.names import suggestion

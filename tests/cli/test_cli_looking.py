@@ -23,7 +23,7 @@ from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.cli.output import json_line, watermark_in_words, write_json
 from dagster_checkpoints.cli.state import parsed
 from dagster_checkpoints.control import InstanceStatus, SilenceStatus, SplitsStatus, StageStatus, write_status
-from dagster_checkpoints.coordination import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,

@@ -8,16 +8,10 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from dagster_checkpoints.cli.app import app
-from dagster_checkpoints.coordination import (
-    Acknowledged,
-    CheckpointConfig,
-    CheckpointCoordinator,
-    CheckpointRequested,
-    MetadataWritten,
-    TaskState,
-    TaskStateChanged,
-    Tick,
-)
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
+from dagster_checkpoints.coordination.events import Acknowledged, CheckpointRequested, MetadataWritten, TaskStateChanged, Tick
+from dagster_checkpoints.coordination.plan import TaskState
 from dagster_checkpoints.execution.trace import Recorder, made
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId, Vertex
 

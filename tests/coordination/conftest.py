@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dagster_checkpoints.coordination import TaskState, TaskStateTable
+from dagster_checkpoints.coordination.plan import TaskState, TaskStateTable
 from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, Vertex, VertexEdge
 
 _EDGE = {"ALL": EdgePattern.ALL_TO_ALL, "PW": EdgePattern.POINTWISE}

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.coordination import (
+from dagster_checkpoints.coordination.barriers.creation import create_barrier_handler
+from dagster_checkpoints.coordination.barriers.events import (
     AbortAlignment,
-    AlignedBarrierHandler,
-    AlignedWithTimeoutBarrierHandler,
     AlignmentTick,
     BarrierAction,
     BarrierAnnounced,
@@ -24,22 +23,23 @@ from dagster_checkpoints.coordination import (
     BlockChannel,
     CancellationReceived,
     ChannelCaptured,
-    CheckpointBarrier,
-    CheckpointConfig,
-    CheckpointProperties,
     EndOfPartitionReceived,
-    FailureReason,
     SnapshotInputsComplete,
     StartSnapshot,
     TakeSnapshot,
-    TrackingBarrierHandler,
     TriggerReceived,
-    UnalignedBarrierHandler,
     UnblockChannels,
-    UnexpectedEvent,
-    UnknownChannel,
-    create_barrier_handler,
 )
+from dagster_checkpoints.coordination.barriers.single import (
+    AlignedBarrierHandler,
+    AlignedWithTimeoutBarrierHandler,
+    UnalignedBarrierHandler,
+)
+from dagster_checkpoints.coordination.barriers.tracking import TrackingBarrierHandler
+from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier, CheckpointProperties
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.errors import UnexpectedEvent, UnknownChannel
+from dagster_checkpoints.coordination.failures import FailureReason
 
 TIMEOUT = 5.0
 REASONS = {

@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from msgspec.structs import replace
 
-from dagster_checkpoints.coordination import (
+from dagster_checkpoints.coordination.barriers.events import (
     AbortAlignment,
-    AlignedBarrierHandler,
-    AlignedWithTimeoutBarrierHandler,
     AlignmentTick,
     BarrierAnnounced,
     BarrierEvent,
@@ -28,17 +26,20 @@ from dagster_checkpoints.coordination import (
     BlockChannel,
     CancellationReceived,
     ChannelCaptured,
-    CheckpointBarrier,
-    CheckpointProperties,
     EndOfPartitionReceived,
     SnapshotInputsComplete,
     StartSnapshot,
     TakeSnapshot,
-    TrackingBarrierHandler,
     TriggerReceived,
-    UnalignedBarrierHandler,
     UnblockChannels,
 )
+from dagster_checkpoints.coordination.barriers.single import (
+    AlignedBarrierHandler,
+    AlignedWithTimeoutBarrierHandler,
+    UnalignedBarrierHandler,
+)
+from dagster_checkpoints.coordination.barriers.tracking import TrackingBarrierHandler
+from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier, CheckpointProperties
 
 Mode = Literal["aligned", "unaligned", "with_timeout", "at_least_once"]
 TIMEOUT = 5

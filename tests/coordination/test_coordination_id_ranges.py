@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_checkpoints.coordination import (
-    AcknowledgeAnswer,
+from dagster_checkpoints.coordination.checkpoints import AcknowledgeAnswer
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
+from dagster_checkpoints.coordination.events import (
     AcknowledgeAnswered,
     Acknowledged,
-    CheckpointConfig,
-    CheckpointCoordinator,
     CheckpointRequested,
     Declined,
     MetadataWritten,
-    TaskState,
     TaskStateChanged,
 )
 from dagster_checkpoints.coordination.id_ranges import IdRanges
+from dagster_checkpoints.coordination.plan import TaskState
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId, Vertex
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from dagster_checkpoints.coordination import LifecycleState, TaskLifecycle, UnexpectedEvent
+from dagster_checkpoints.coordination.errors import UnexpectedEvent
 from dagster_checkpoints.coordination.lifecycle import (
     CheckpointAbortedNotice,
     CheckpointCompletedNotice,
@@ -19,6 +19,7 @@ from dagster_checkpoints.coordination.lifecycle import (
     FinishOperators,
     LifecycleAction,
     LifecycleEvent,
+    LifecycleState,
     OperatorsFinished,
     PauseOperators,
     RestoredAfterFinish,
@@ -26,6 +27,7 @@ from dagster_checkpoints.coordination.lifecycle import (
     SavepointCompletedNotice,
     SnapshotTaken,
     TaskFinished,
+    TaskLifecycle,
 )
 
 EVENTS: dict[str, LifecycleEvent] = {

@@ -9,14 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_checkpoints.coordination import (
-    CheckpointPlan,
-    NotAllRunning,
-    TaskState,
-    TaskStateTable,
-    UnknownTask,
-    compute_plan,
-)
+from dagster_checkpoints.coordination.errors import UnknownTask
+from dagster_checkpoints.coordination.plan import CheckpointPlan, NotAllRunning, TaskState, TaskStateTable, compute_plan
 from dagster_checkpoints.pipeline import (
     EdgePattern,
     ExecutionGraph,

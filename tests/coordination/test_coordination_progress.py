@@ -6,14 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from dagster_checkpoints.coordination import (
-    CheckpointConfig,
-    CheckpointPlan,
-    CompletedCheckpoint,
-    TaskState,
-    TaskStatistics,
-)
-from dagster_checkpoints.coordination.plan import NotAllRunning
+from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint, TaskStatistics
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.plan import CheckpointPlan, NotAllRunning, TaskState
 from dagster_checkpoints.coordination.progress import Obstacle, TaskProgress
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
 

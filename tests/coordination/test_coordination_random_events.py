@@ -6,16 +6,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dagster_checkpoints.coordination import (
-    AcknowledgeAnswer,
+from dagster_checkpoints.coordination.checkpoints import AcknowledgeAnswer, CheckpointProperties, TaskStatistics
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
+from dagster_checkpoints.coordination.events import (
     AcknowledgeAnswered,
     Acknowledged,
     BacklogChanged,
     CheckpointCompleted,
-    CheckpointConfig,
-    CheckpointCoordinator,
     CheckpointFailed,
-    CheckpointProperties,
     CheckpointRequested,
     CheckpointTriggered,
     CoordinatorEvent,
@@ -26,8 +25,6 @@ from dagster_checkpoints.coordination import (
     DrainBegan,
     EndOfDataReached,
     FailJob,
-    FailureReason,
-    JobStatus,
     MetadataOutcomeUnknown,
     MetadataWriteFailed,
     MetadataWritten,
@@ -38,18 +35,19 @@ from dagster_checkpoints.coordination import (
     Shutdown,
     StopRequested,
     TasksRestarting,
-    TaskState,
     TaskStateChanged,
-    TaskStatistics,
     Tick,
     TriggerFailed,
     TriggerTask,
     WriteMetadata,
 )
+from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.coordination.lifecycle import (
     CheckpointAbortedNotice,
     CheckpointCompletedNotice,
 )
+from dagster_checkpoints.coordination.plan import TaskState
+from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, Vertex, VertexEdge
 
 GRAPH = ExecutionGraph(

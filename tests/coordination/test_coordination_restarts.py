@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from dagster_checkpoints.coordination import (
+from dagster_checkpoints.coordination.errors import InvalidCheckpointConfig
+from dagster_checkpoints.coordination.restarts import (
     ExponentialDelayRestart,
     FailureRateRestart,
     FixedDelayRestart,
     GiveUp,
-    InvalidCheckpointConfig,
     NoRestart,
     RestartAfter,
     RestartStrategy,

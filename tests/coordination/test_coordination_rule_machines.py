@@ -6,17 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from dagster_checkpoints.coordination import (
-    CheckpointKind,
-    CheckpointProperties,
-    CheckpointRequest,
-    CompletedCheckpoint,
-    CompletedCheckpoints,
-    Dropped,
-    FailureReason,
-    JobStatus,
-    RequestQueue,
-)
+from dagster_checkpoints.coordination.checkpoints import CheckpointKind, CheckpointProperties, CompletedCheckpoint
+from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.coordination.requests import CheckpointRequest, Dropped, RequestQueue
+from dagster_checkpoints.coordination.retention import CompletedCheckpoints, JobStatus
 
 KINDS = {
     "user": CheckpointProperties(),

@@ -7,18 +7,10 @@ from itertools import permutations
 import pytest
 from msgspec.structs import replace
 
-from dagster_checkpoints.coordination import (
-    CheckpointKind,
-    CheckpointProperties,
-    CheckpointRequest,
-    CompletedCheckpoint,
-    CompletedCheckpoints,
-    Dropped,
-    FailureCounter,
-    FailureReason,
-    JobStatus,
-    RequestQueue,
-)
+from dagster_checkpoints.coordination.checkpoints import CheckpointKind, CheckpointProperties, CompletedCheckpoint
+from dagster_checkpoints.coordination.failures import FailureCounter, FailureReason
+from dagster_checkpoints.coordination.requests import CheckpointRequest, Dropped, RequestQueue
+from dagster_checkpoints.coordination.retention import CompletedCheckpoints, JobStatus
 
 USER = CheckpointProperties()
 FORCED = CheckpointProperties(forced=True)

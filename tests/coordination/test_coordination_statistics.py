@@ -7,29 +7,24 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from dagster_checkpoints.coordination import (
+from dagster_checkpoints.coordination.checkpoint_record import CheckpointStatus, Distribution, InstanceStatistics
+from dagster_checkpoints.coordination.checkpoints import CheckpointProperties, CompletedCheckpoint, TaskStatistics
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
+from dagster_checkpoints.coordination.events import (
     Acknowledged,
-    CheckpointConfig,
-    CheckpointCoordinator,
-    CheckpointCounts,
-    CheckpointProperties,
     CheckpointRequested,
-    CheckpointStatistics,
-    CheckpointStatus,
-    CompletedCheckpoint,
     CoordinatorEvent,
     Declined,
-    Distribution,
-    FailureReason,
-    InstanceStatistics,
-    JobStatus,
     MetadataWritten,
     Shutdown,
     TasksRestarting,
-    TaskState,
     TaskStateChanged,
-    TaskStatistics,
 )
+from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.coordination.plan import TaskState
+from dagster_checkpoints.coordination.retention import JobStatus
+from dagster_checkpoints.coordination.statistics import CheckpointCounts, CheckpointStatistics
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
 
 Graphs = Callable[[str], ExecutionGraph]

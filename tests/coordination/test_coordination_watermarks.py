@@ -6,12 +6,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dagster_checkpoints.coordination import (
+from dagster_checkpoints.coordination.errors import UnexpectedEvent, UnknownChannel
+from dagster_checkpoints.coordination.watermarks import (
     MAX_WATERMARK_MS,
     MIN_WATERMARK_MS,
     ChannelWatermark,
-    UnexpectedEvent,
-    UnknownChannel,
     ValveState,
     WatermarkValve,
 )

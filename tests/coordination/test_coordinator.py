@@ -10,21 +10,23 @@ from typing import TypeVar
 import pytest
 from msgspec.structs import replace
 
-from dagster_checkpoints.coordination import (
+from dagster_checkpoints.coordination.checkpoints import (
     AcknowledgeAnswer,
+    CheckpointProperties,
+    CompletedCheckpoint,
+    TaskStatistics,
+)
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
+from dagster_checkpoints.coordination.errors import CheckpointStillFinalizing, InvalidCheckpointConfig, UnknownTask
+from dagster_checkpoints.coordination.events import (
     AcknowledgeAnswered,
     Acknowledged,
     BacklogChanged,
     CheckpointCompleted,
-    CheckpointConfig,
-    CheckpointCoordinator,
     CheckpointFailed,
-    CheckpointPlan,
-    CheckpointProperties,
     CheckpointRequested,
-    CheckpointStillFinalizing,
     CheckpointTriggered,
-    CompletedCheckpoint,
     CoordinatorAction,
     CoordinatorEvent,
     Declined,
@@ -34,9 +36,6 @@ from dagster_checkpoints.coordination import (
     DrainBegan,
     EndOfDataReached,
     FailJob,
-    FailureReason,
-    InvalidCheckpointConfig,
-    JobStatus,
     MetadataOutcomeUnknown,
     MetadataWriteFailed,
     MetadataWritten,
@@ -47,21 +46,21 @@ from dagster_checkpoints.coordination import (
     Shutdown,
     StopRequested,
     TasksRestarting,
-    TaskState,
     TaskStateChanged,
-    TaskStatistics,
     Tick,
     TriggerFailed,
     TriggerTask,
-    UnknownTask,
     WriteMetadata,
 )
+from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.coordination.lifecycle import (
     CheckpointAbortedNotice,
     CheckpointCompletedNotice,
     CheckpointNotice,
     SavepointCompletedNotice,
 )
+from dagster_checkpoints.coordination.plan import CheckpointPlan, TaskState
+from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
 
 Graphs = Callable[[str], ExecutionGraph]

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from dagster_checkpoints.coordination import (
-    CheckpointConfig,
-    CheckpointCoordinator,
-    CheckpointRequested,
-    Declined,
-    DiscardStates,
-    FailureReason,
-    TaskState,
-    TaskStateChanged,
-)
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
+from dagster_checkpoints.coordination.events import CheckpointRequested, Declined, DiscardStates, TaskStateChanged
+from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.coordination.plan import TaskState
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId, Vertex
 
 

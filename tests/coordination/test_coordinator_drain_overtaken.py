@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from dagster_checkpoints.coordination import (
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
+from dagster_checkpoints.coordination.events import (
     Acknowledged,
-    CheckpointConfig,
-    CheckpointCoordinator,
     CheckpointTriggered,
     CoordinatorAction,
     CoordinatorEvent,
     Declined,
     EndOfDataReached,
-    FailureReason,
     MetadataWritten,
     RequestCompleted,
     RequestNotCompleted,
     StopRequested,
-    TaskState,
     TaskStateChanged,
     WriteMetadata,
 )
+from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.coordination.plan import TaskState
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId, Vertex
 
 ONE, OTHER = TaskId("V0", 0), TaskId("V1", 0)

@@ -7,12 +7,12 @@ from typing import TypeVar
 
 import pytest
 
-from dagster_checkpoints.coordination import (
+from dagster_checkpoints.coordination.checkpoints import CheckpointProperties, TaskStatistics
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
+from dagster_checkpoints.coordination.events import (
     Acknowledged,
-    CheckpointConfig,
-    CheckpointCoordinator,
     CheckpointFailed,
-    CheckpointProperties,
     CheckpointRequested,
     CheckpointTriggered,
     CoordinatorAction,
@@ -21,8 +21,6 @@ from dagster_checkpoints.coordination import (
     DiscardCheckpoint,
     EndOfDataReached,
     FailJob,
-    FailureReason,
-    JobStatus,
     MetadataOutcomeUnknown,
     MetadataWriteFailed,
     MetadataWritten,
@@ -33,20 +31,21 @@ from dagster_checkpoints.coordination import (
     Shutdown,
     StopRequested,
     TasksRestarting,
-    TaskState,
     TaskStateChanged,
-    TaskStatistics,
     Tick,
     TriggerFailed,
     TriggerTask,
     WriteMetadata,
 )
+from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.coordination.lifecycle import (
     CheckpointAbortedNotice,
     CheckpointCompletedNotice,
     CheckpointNotice,
     SavepointCompletedNotice,
 )
+from dagster_checkpoints.coordination.plan import TaskState
+from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
 
 Graphs = Callable[[str], ExecutionGraph]

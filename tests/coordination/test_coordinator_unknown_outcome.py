@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_checkpoints.coordination import (
+from dagster_checkpoints.coordination.checkpoints import CheckpointProperties, CompletedCheckpoint
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
+from dagster_checkpoints.coordination.events import (
     Acknowledged,
-    CheckpointConfig,
-    CheckpointCoordinator,
     CheckpointFailed,
-    CheckpointProperties,
     CheckpointRequested,
     CheckpointTriggered,
-    CompletedCheckpoint,
     CoordinatorAction,
     Declined,
     DiscardStates,
     FailJob,
-    FailureReason,
     MetadataOutcomeUnknown,
     TasksRestarting,
-    TaskState,
     TaskStateChanged,
     WriteMetadata,
 )
+from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.coordination.plan import TaskState
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId, Vertex
 
 TASK = TaskId("V0", 0)

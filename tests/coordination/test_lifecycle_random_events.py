@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dagster_checkpoints.coordination import LifecycleState, TaskLifecycle, UnexpectedEvent
+from dagster_checkpoints.coordination.errors import UnexpectedEvent
 from dagster_checkpoints.coordination.lifecycle import (
     CheckpointAbortedNotice,
     CheckpointCompletedNotice,
@@ -20,6 +20,7 @@ from dagster_checkpoints.coordination.lifecycle import (
     FinishOperators,
     LifecycleAction,
     LifecycleEvent,
+    LifecycleState,
     OperatorsFinished,
     PauseOperators,
     RestoredAfterFinish,
@@ -27,6 +28,7 @@ from dagster_checkpoints.coordination.lifecycle import (
     SavepointCompletedNotice,
     SnapshotTaken,
     TaskFinished,
+    TaskLifecycle,
 )
 
 CLOSE = [CloseOperators(), EmitEndOfPartition(), TaskFinished()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_checkpoints.coordination import CheckpointProperties
+from dagster_checkpoints.coordination.checkpoints import CheckpointProperties
 from dagster_checkpoints.coordination.stop_progress import StopPhase, StopProgress
 
 

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_checkpoints.coordination import (
+from dagster_checkpoints.coordination.errors import UnexpectedEvent
+from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.coordination.stop_with_savepoint import (
     AllTasksFinished,
     AnswerDone,
     AnswerFailed,
     FailOver,
-    FailureReason,
     JobCanceled,
     JobFailed,
     SavepointCompleted,
@@ -22,7 +23,6 @@ from dagster_checkpoints.coordination import (
     StopState,
     StopWithSavepoint,
     TaskFailed,
-    UnexpectedEvent,
 )
 
 EVENTS: dict[str, StopEvent] = {

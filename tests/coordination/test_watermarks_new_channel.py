@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagster_checkpoints.coordination import ChannelWatermark, ValveState, WatermarkValve
+from dagster_checkpoints.coordination.watermarks import ChannelWatermark, ValveState, WatermarkValve
 
 
 def test_a_channel_that_has_not_spoken_still_holds_back_after_a_second_restore() -> None:

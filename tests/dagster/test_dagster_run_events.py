@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 
 from dagster_checkpoints import CheckpointCoordinatorResource, ParquetSink, Pipeline, bounded_source, stage, unbounded_source
-from dagster_checkpoints.coordination import MAX_WATERMARK_MS
+from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.source_answers import Silence
 from dagster_checkpoints.plugin.run_events import RunReporter, failure
 from dagster_checkpoints.spark.errors import JobFailedError, StageFailedError

@@ -15,7 +15,9 @@ import pytest
 
 from dagster_checkpoints import CommitCheckResult, Pipeline
 from dagster_checkpoints.control import Answer, ControlRequest
-from dagster_checkpoints.coordination import CheckpointConfig, JobStatus, NoRestart
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.restarts import NoRestart
+from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.pipeline import CheckEvaluation
 from dagster_checkpoints.plugin.job_run import JobRun
 from dagster_checkpoints.plugin.job_thread import JobEnded, JobThread

@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from dagster_checkpoints.coordination import (
-    Acknowledged,
-    CheckpointConfig,
-    CompletedCheckpoint,
-    FailoverStrategy,
-    FixedDelayRestart,
-    MetadataWritten,
-    RestartStrategy,
-    TaskState,
-    TaskStateChanged,
-    TaskStatistics,
-    WriteMetadata,
-)
+from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint, TaskStatistics
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.events import Acknowledged, MetadataWritten, TaskStateChanged, WriteMetadata
+from dagster_checkpoints.coordination.plan import TaskState
+from dagster_checkpoints.coordination.restarts import FailoverStrategy, FixedDelayRestart, RestartStrategy
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_actions import JobAction

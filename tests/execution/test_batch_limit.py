@@ -9,13 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_checkpoints.coordination import (
-    AlignmentTick,
-    CheckpointBarrier,
-    CheckpointConfig,
-    CheckpointKind,
-    CheckpointProperties,
-)
+from dagster_checkpoints.coordination.barriers.events import AlignmentTick
+from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier, CheckpointKind, CheckpointProperties
+from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, Mark, WatermarkAt
 from dagster_checkpoints.execution.gate_snapshots import InputsCaptured, PinDue
 from dagster_checkpoints.execution.input_channel import GateChannel

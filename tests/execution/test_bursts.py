@@ -6,17 +6,11 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.coordination import (
-    CheckpointConfig,
-    CheckpointTriggered,
-    Declined,
-    EndOfDataReached,
-    FailureReason,
-    JobStatus,
-    TaskState,
-    TaskStateChanged,
-    Tick,
-)
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.events import CheckpointTriggered, Declined, EndOfDataReached, TaskStateChanged, Tick
+from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.coordination.plan import TaskState
+from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.burst import AGAIN_SECONDS, Burst

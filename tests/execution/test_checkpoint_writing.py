@@ -6,13 +6,9 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.coordination import (
-    CheckpointProperties,
-    FailureReason,
-    MetadataOutcomeUnknown,
-    MetadataWriteFailed,
-    MetadataWritten,
-)
+from dagster_checkpoints.coordination.checkpoints import CheckpointProperties
+from dagster_checkpoints.coordination.events import MetadataOutcomeUnknown, MetadataWriteFailed, MetadataWritten
+from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.errors import (
     AlreadyExists,
     OutcomeUnknown,

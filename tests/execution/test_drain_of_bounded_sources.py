@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_checkpoints.coordination import CheckpointTriggered, EndOfDataReached, Tick
+from dagster_checkpoints.coordination.events import CheckpointTriggered, EndOfDataReached, Tick
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import TaskFailure

@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.coordination import (
-    MAX_WATERMARK_MS,
-    CheckpointBarrier,
-    CheckpointConfig,
-    EndOfDataReached,
-    TriggerReceived,
-)
 from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.barriers.events import TriggerReceived
+from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier
+from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.errors import UnexpectedEvent
+from dagster_checkpoints.coordination.events import EndOfDataReached
+from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import BarrierMark, WatermarkStatus
 from dagster_checkpoints.execution.fused_sources import FusedSource
 from dagster_checkpoints.execution.messages import EndInput

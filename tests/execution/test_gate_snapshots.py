@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_checkpoints.coordination import (
-    ChannelCaptured,
-    ChannelWatermark,
-    CheckpointBarrier,
-    SnapshotInputsComplete,
-    StartSnapshot,
-    TakeSnapshot,
-    ValveState,
-)
+from dagster_checkpoints.coordination.barriers.events import ChannelCaptured, SnapshotInputsComplete, StartSnapshot, TakeSnapshot
+from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier
+from dagster_checkpoints.coordination.watermarks import ChannelWatermark, ValveState
 from dagster_checkpoints.execution.gate_snapshots import BarrierMemory, DueAction, SnapshotDue
 from dagster_checkpoints.execution.input_channel import GateChannel, InputChannel
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dagster_checkpoints.coordination import MIN_WATERMARK_MS
+from dagster_checkpoints.coordination.watermarks import MIN_WATERMARK_MS
 from dagster_checkpoints.execution.elements import EndOfData, WatermarkAt, WatermarkStatus
 from dagster_checkpoints.execution.gate_snapshots import BarrierMemory, pinned_inputs
 from dagster_checkpoints.execution.gate_watermarks import GateWatermarks

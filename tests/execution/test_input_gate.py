@@ -7,19 +7,13 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.coordination import (
-    MAX_WATERMARK_MS,
-    AbortAlignment,
-    AlignmentTick,
-    ChannelWatermark,
-    CheckpointBarrier,
-    CheckpointConfig,
-    CheckpointProperties,
-    FailureReason,
-    TriggerReceived,
-)
 from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.barriers.events import AbortAlignment, AlignmentTick, TriggerReceived
+from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier, CheckpointProperties
+from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.errors import UnexpectedEvent, UnknownChannel
+from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS, ChannelWatermark
 from dagster_checkpoints.execution.elements import (
     BarrierMark,
     CancelMark,

@@ -7,8 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_checkpoints.coordination import MAX_WATERMARK_MS, CheckpointBarrier, CheckpointConfig
 from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, EndOfPartition, WatermarkAt, WatermarkStatus
 from dagster_checkpoints.execution.gate_snapshots import PinDue
 from dagster_checkpoints.execution.input_channel import GateChannel

@@ -7,36 +7,33 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.coordination import (
+from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.barriers.events import TriggerReceived
+from dagster_checkpoints.coordination.checkpoints import CheckpointProperties, CompletedCheckpoint
+from dagster_checkpoints.coordination.errors import UnexpectedEvent
+from dagster_checkpoints.coordination.events import (
     Acknowledged,
     CheckpointCompleted,
     CheckpointFailed,
-    CheckpointProperties,
     CheckpointRequested,
     CheckpointTriggered,
-    CompletedCheckpoint,
     Declined,
     DiscardCheckpoint,
     DiscardStates,
     EndOfDataReached,
-    FailureRateRestart,
-    FailureReason,
-    FixedDelayRestart,
-    JobStatus,
     MetadataOutcomeUnknown,
     MetadataWriteFailed,
     MetadataWritten,
-    NoRestart,
     RequestCompleted,
     RequestNotCompleted,
-    TaskState,
     TaskStateChanged,
     Tick,
-    TriggerReceived,
-    UnexpectedEvent,
     WriteMetadata,
 )
-from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.coordination.plan import TaskState
+from dagster_checkpoints.coordination.restarts import FailureRateRestart, FixedDelayRestart, NoRestart
+from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import Failure, JobBeginning, JobMachineEvent, JobOutcome

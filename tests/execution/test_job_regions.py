@@ -7,26 +7,25 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.coordination import (
+from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint
+from dagster_checkpoints.coordination.events import (
     Acknowledged,
     CheckpointFailed,
     CheckpointTriggered,
-    CompletedCheckpoint,
     Declined,
     DiscardStates,
     EndOfDataReached,
-    FailureReason,
-    FixedDelayRestart,
-    JobStatus,
     MetadataOutcomeUnknown,
     MetadataWriteFailed,
     MetadataWritten,
-    NoRestart,
-    TaskState,
     TaskStateChanged,
     Tick,
 )
-from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.coordination.plan import TaskState
+from dagster_checkpoints.coordination.restarts import FixedDelayRestart, NoRestart
+from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_actions import JobAction

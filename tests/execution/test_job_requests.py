@@ -8,18 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_checkpoints.coordination import (
-    CheckpointProperties,
-    CheckpointRequested,
-    CompletedCheckpoint,
-    DrainBegan,
-    FailOver,
-    FailureReason,
-    JobStatus,
-    RequestWithdrawn,
-    StopRequested,
-    StopState,
-)
+from dagster_checkpoints.coordination.checkpoints import CheckpointProperties, CompletedCheckpoint
+from dagster_checkpoints.coordination.events import CheckpointRequested, DrainBegan, RequestWithdrawn, StopRequested
+from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.coordination.retention import JobStatus
+from dagster_checkpoints.coordination.stop_with_savepoint import FailOver, StopState
 from dagster_checkpoints.execution.job_requests import (
     AnswerRequest,
     EndSources,

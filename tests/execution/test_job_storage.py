@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dagster_checkpoints.coordination import CompletedCheckpoint
+from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_storage import beginning_chosen, ownership_answer
 from dagster_checkpoints.execution.start_point import StartPoint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_checkpoints.coordination import MIN_WATERMARK_MS, ChannelWatermark
+from dagster_checkpoints.coordination.watermarks import MIN_WATERMARK_MS, ChannelWatermark
 from dagster_checkpoints.execution.elements import EndOfData, EndOfPartition, WatermarkAt
 from dagster_checkpoints.execution.input_channel import GateChannel
 from dagster_checkpoints.execution.restored_channels import first_elements, gate_channel

@@ -6,17 +6,13 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.coordination import (
-    CheckpointBarrier,
-    CheckpointConfig,
-    CheckpointProperties,
-    EndOfDataReached,
-    TaskState,
-    TaskStateChanged,
-    TriggerReceived,
-)
 from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.barriers.events import TriggerReceived
+from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier, CheckpointProperties
+from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.errors import UnexpectedEvent
+from dagster_checkpoints.coordination.events import EndOfDataReached, TaskStateChanged
+from dagster_checkpoints.coordination.plan import TaskState
 from dagster_checkpoints.execution.messages import EndInput
 from dagster_checkpoints.execution.split_enumerators import SplitCounts, SplitEnumerator, SplitEnumerators
 from dagster_checkpoints.execution.split_events import (

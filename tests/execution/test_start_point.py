@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dagster_checkpoints.coordination import CheckpointProperties, CompletedCheckpoint
+from dagster_checkpoints.coordination.checkpoints import CheckpointProperties, CompletedCheckpoint
 from dagster_checkpoints.errors import StorageError, StorageUnavailable
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, Job, PipelineState
 from dagster_checkpoints.execution.start_point import (

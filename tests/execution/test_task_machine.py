@@ -6,24 +6,16 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.coordination import (
-    MAX_WATERMARK_MS,
-    AlignmentTick,
-    BacklogChanged,
-    CheckpointBarrier,
-    CheckpointConfig,
-    CheckpointProperties,
-    Declined,
-    EndOfDataReached,
-    FailureReason,
-    LifecycleState,
-    TaskState,
-    TaskStateChanged,
-    TaskStatistics,
-    TriggerReceived,
-)
 from dagster_checkpoints.coordination import lifecycle as life
+from dagster_checkpoints.coordination.barriers.events import AlignmentTick, TriggerReceived
+from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier, CheckpointProperties, TaskStatistics
+from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.errors import UnexpectedEvent
+from dagster_checkpoints.coordination.events import BacklogChanged, Declined, EndOfDataReached, TaskStateChanged
+from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.coordination.lifecycle import LifecycleState
+from dagster_checkpoints.coordination.plan import TaskState
+from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import (
     BarrierMark,
     CancelMark,

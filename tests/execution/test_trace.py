@@ -13,21 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_checkpoints.coordination import (
+from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier, CheckpointProperties
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
+from dagster_checkpoints.coordination.events import (
     Acknowledged,
-    CheckpointBarrier,
-    CheckpointConfig,
-    CheckpointCoordinator,
-    CheckpointProperties,
     CheckpointRequested,
     Declined,
-    FailureReason,
     MetadataWritten,
-    TaskState,
     TaskStateChanged,
     Tick,
     TriggerTask,
 )
+from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.coordination.plan import TaskState
 from dagster_checkpoints.execution.trace import Created, Handled, Recorder, about, made, read, replay
 from dagster_checkpoints.execution.trace_codec import CorruptTrace, Opaque, class_of, decode, encode, name_of
 from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, Vertex, VertexEdge

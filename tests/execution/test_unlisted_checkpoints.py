@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dagster_checkpoints.coordination import CompletedCheckpoint
+from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint
 from dagster_checkpoints.execution.acquisition import acquire
 from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, Job, PipelineState
 from dagster_checkpoints.execution.start_point import (

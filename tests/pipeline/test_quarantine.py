@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_checkpoints.coordination import CheckpointConfig
+from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.execution.task_machine import config_of_task
 from dagster_checkpoints.pipeline import (
     Pipeline,

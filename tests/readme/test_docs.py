@@ -38,7 +38,8 @@ from dagster_checkpoints import (
 from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.control import Answer, ControlRequest, PipelineControl, RequestBox
 from dagster_checkpoints.control.metrics import METRICS
-from dagster_checkpoints.coordination import CheckpointConfig, FailureReason
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.execution import pipeline_state, trace
 from dagster_checkpoints.plugin.materializations import COMMIT_LABELS
 from dagster_checkpoints.plugin.observations import STAGE_LABELS

@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_checkpoints.control import Answer, ControlRequest, PipelineControl
-from dagster_checkpoints.coordination import CheckpointConfig, FixedDelayRestart, NoRestart
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.restarts import FixedDelayRestart, NoRestart
 from dagster_checkpoints.pipeline import Pipeline, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobEvent, JobResult, JobStarted

@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
-from dagster_checkpoints.coordination import CheckpointBarrier, CheckpointProperties
+from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier, CheckpointProperties
 from dagster_checkpoints.execution.elements import BarrierMark, WatermarkAt
 from dagster_checkpoints.pipeline import ChannelId
 from dagster_checkpoints.spark.channels.channel_log import Channel, Records

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 
-from dagster_checkpoints.coordination import FixedDelayRestart
+from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 from dagster_checkpoints.errors import repeats_by_nature
 from dagster_checkpoints.pipeline import Pipeline, unbounded_source
 from dagster_checkpoints.sources import SourceColumnsUnreadable, read_delta_table

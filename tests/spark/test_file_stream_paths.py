@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_checkpoints.coordination import FixedDelayRestart
+from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 from dagster_checkpoints.errors import repeats_by_nature
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageKind, bounded_source, unbounded_source
 from dagster_checkpoints.spark.errors import SourcePathError, SourceRowsLostError

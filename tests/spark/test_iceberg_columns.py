@@ -32,7 +32,7 @@ from pyiceberg.types import (
 )
 from pyspark.errors import StreamingQueryException
 
-from dagster_checkpoints.coordination import FixedDelayRestart
+from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, unbounded_source
 from dagster_checkpoints.sources import InvalidSource, read_iceberg_table
 from dagster_checkpoints.spark.job.events import JobRestarting

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from dagster_checkpoints.coordination import FixedDelayRestart
+from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 from dagster_checkpoints.pipeline import (
     Pipeline,
     Quarantine,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException
 
-from dagster_checkpoints.coordination import FixedDelayRestart
+from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 from dagster_checkpoints.errors import DagsterCheckpointsError, repeats_by_nature
 from dagster_checkpoints.pipeline import Pipeline, Stage, bounded_source, stage, unbounded_source
 from dagster_checkpoints.pipeline.errors import UnknownStageError

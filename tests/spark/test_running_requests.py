@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dagster_checkpoints.control import NoRunningPipeline, PipelineStatus, RequestFailed
-from dagster_checkpoints.coordination import FixedDelayRestart
+from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, Stage, stage, unbounded_source
 from dagster_checkpoints.spark.job.events import InstanceFinished, JobRestarting, JobStarted, SavepointDone
 from dagster_checkpoints.storage import RequestConflict

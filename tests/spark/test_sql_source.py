@@ -9,7 +9,7 @@ from typing import Any
 import pyspark
 import pytest
 
-from dagster_checkpoints.coordination import FixedDelayRestart
+from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, bounded_source
 from dagster_checkpoints.sources import read_sql_table
 from dagster_checkpoints.spark.errors import SourceRefusedError

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.coordination import CheckpointBarrier
+from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier
 from dagster_checkpoints.execution.job_actions import Deploy
 from dagster_checkpoints.execution.job_events import TaskFailure, TaskReport
 from dagster_checkpoints.spark.job.attempt_settings import AttemptSettings

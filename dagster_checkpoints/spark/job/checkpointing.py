@@ -12,14 +12,8 @@ from typing import Any
 
 import msgspec
 
-from dagster_checkpoints.coordination import (
-    CheckpointSnapshot,
-    CompletedCheckpoint,
-    MetadataOutcomeUnknown,
-    MetadataWriteFailed,
-    MetadataWritten,
-    TaskStatistics,
-)
+from dagster_checkpoints.coordination.checkpoints import CheckpointSnapshot, CompletedCheckpoint, TaskStatistics
+from dagster_checkpoints.coordination.events import MetadataOutcomeUnknown, MetadataWriteFailed, MetadataWritten
 from dagster_checkpoints.execution.checkpoint_deletion import DiscardPendingFiles, DiscardSavepoint, discard_states
 from dagster_checkpoints.execution.checkpoint_writing import (
     BuildMetadata,

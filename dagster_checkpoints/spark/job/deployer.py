@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 from pyspark.sql.types import StructType
 
-from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.restarts import NoRestart
 from dagster_checkpoints.execution.attempt_plan import AttemptPlan, TaskPlan, plan_attempt, separate_queries
 from dagster_checkpoints.execution.task_machine import TaskMachine, config_of_task
 from dagster_checkpoints.execution.trace import made

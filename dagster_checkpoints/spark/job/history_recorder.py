@@ -20,7 +20,12 @@ from dagster_checkpoints.control.history import (
     StageSample,
     VertexParts,
 )
-from dagster_checkpoints.coordination import CheckpointRecord, CheckpointStatus, InstanceStatistics, VertexStatistics
+from dagster_checkpoints.coordination.checkpoint_record import (
+    CheckpointRecord,
+    CheckpointStatus,
+    InstanceStatistics,
+    VertexStatistics,
+)
 from dagster_checkpoints.execution.job_events import JobOutcome
 from dagster_checkpoints.pipeline import Chain, Pipeline
 from dagster_checkpoints.spark.job.events import JobEvent, JobRestarting, JobStarted, StageFinished

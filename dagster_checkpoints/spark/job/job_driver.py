@@ -15,18 +15,18 @@ from collections.abc import Callable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.coordination import (
+from dagster_checkpoints.coordination.events import (
     CheckpointCompleted,
     CheckpointFailed,
     CheckpointTriggered,
     DiscardCheckpoint,
     DiscardStates,
-    JobStatus,
     RequestCompleted,
     RequestNotCompleted,
     Tick,
     WriteMetadata,
 )
+from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_actions import JobAction

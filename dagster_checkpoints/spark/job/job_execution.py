@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from dagster_checkpoints.control import NO_RUNNING_PIPELINE, Answer, ControlRequest, RequestBox
 from dagster_checkpoints.control.metrics import PipelineMetrics
 from dagster_checkpoints.control.requests import failure
-from dagster_checkpoints.coordination import CheckpointCoordinator, JobStatus
+from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
+from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.execution.job_events import CancelRequested, DrainRequested, EndSourceRequested, FatalError
 from dagster_checkpoints.execution.start_point import has_ended_before
 from dagster_checkpoints.pipeline import Pipeline

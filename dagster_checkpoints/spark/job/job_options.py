@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from dagster_checkpoints.coordination import CheckpointConfig, FailoverStrategy, InvalidCheckpointConfig, RestartStrategy
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.errors import InvalidCheckpointConfig
+from dagster_checkpoints.coordination.restarts import FailoverStrategy, RestartStrategy
 from dagster_checkpoints.execution.source_limits import BATCH_SECONDS
 from dagster_checkpoints.pipeline import InputAsset
 from dagster_checkpoints.spark.session.work_directory import RemoteDirectory

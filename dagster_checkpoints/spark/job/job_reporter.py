@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Set
 
 from dagster_checkpoints.control import ControlRequest
-from dagster_checkpoints.coordination import (
+from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint
+from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
+from dagster_checkpoints.coordination.events import (
     CheckpointCompleted,
-    CheckpointCoordinator,
     CheckpointFailed,
     CheckpointTriggered,
-    CompletedCheckpoint,
     RequestCompleted,
     RequestNotCompleted,
 )

@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping
 from typing import Literal
 
 from dagster_checkpoints.control import ControlRequest
-from dagster_checkpoints.coordination import CheckpointCounts, CompletedCheckpoint, TaskStatistics
+from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint, TaskStatistics
+from dagster_checkpoints.coordination.statistics import CheckpointCounts
 from dagster_checkpoints.pipeline import Chain, TaskId, total_rows
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.events import CheckpointDone, SavepointDone, StageProgress

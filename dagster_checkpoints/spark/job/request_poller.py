@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from dagster_checkpoints.control import Answer, ControlRequest, RequestBox
-from dagster_checkpoints.coordination import FailureReason
+from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.spark.job.job_messages import QueuedRequest
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointDestination, SavepointsInProgress

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dagster_checkpoints.control import Answer, ControlRequest
-from dagster_checkpoints.coordination import FailureReason
+from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.execution.job_requests import AnswerRequest, Request, RequestReceived
 from dagster_checkpoints.spark.job.job_messages import QueuedRequest
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointDestination, SavepointsInProgress

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dagster_checkpoints.control import ControlRequest
-from dagster_checkpoints.coordination import CheckpointProperties
+from dagster_checkpoints.coordination.checkpoints import CheckpointProperties
 from dagster_checkpoints.files.urls import validate_directory
 from dagster_checkpoints.pipeline import Stage
 from dagster_checkpoints.storage import CheckpointStorage, InvalidStorageUrl, SavepointDirectory

@@ -33,14 +33,10 @@ from dagster_checkpoints.control import (
 from dagster_checkpoints.control.clocks import CLOCKS, Clocks
 from dagster_checkpoints.control.history import Entries
 from dagster_checkpoints.control.metrics import PipelineMetrics
-from dagster_checkpoints.coordination import (
-    MAX_WATERMARK_MS,
-    CheckpointCoordinator,
-    CheckpointPlan,
-    CheckpointRecord,
-    TaskState,
-    VertexStatistics,
-)
+from dagster_checkpoints.coordination.checkpoint_record import CheckpointRecord, VertexStatistics
+from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
+from dagster_checkpoints.coordination.plan import CheckpointPlan, TaskState
+from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.job_phases import JobPhase
 from dagster_checkpoints.execution.job_requests import JobRequests

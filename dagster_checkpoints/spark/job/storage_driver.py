@@ -8,12 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from dagster_checkpoints.coordination import (
-    CompletedCheckpoint,
-    DiscardCheckpoint,
-    DiscardStates,
-    WriteMetadata,
-)
+from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint
+from dagster_checkpoints.coordination.events import DiscardCheckpoint, DiscardStates, WriteMetadata
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import JobMachineEvent, RestorePoint

@@ -16,7 +16,9 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from dagster_checkpoints.coordination import Acknowledged, CheckpointBarrier, Declined, FailureReason, TaskStatistics
+from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier, TaskStatistics
+from dagster_checkpoints.coordination.events import Acknowledged, Declined
+from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.execution.elements import EndOfData, EndOfPartition, WatermarkAt, WatermarkStatus
 from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId

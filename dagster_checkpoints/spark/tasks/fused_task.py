@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from dagster_checkpoints.coordination import MAX_WATERMARK_MS
+from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import WatermarkStatus
 from dagster_checkpoints.execution.fused_sources import FusedSource, FusedSources
 from dagster_checkpoints.execution.source_limits import SourceLimits, SourceRead

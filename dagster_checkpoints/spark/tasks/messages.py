@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dagster_checkpoints.coordination import EventOfTask
+from dagster_checkpoints.coordination.events import EventOfTask
 from dagster_checkpoints.execution.messages import TaskMessage
 from dagster_checkpoints.execution.split_events import SplitRequest
 from dagster_checkpoints.execution.task_events import SourceEnded, SourcesRead

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.coordination import CheckpointConfig
+from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.execution.attempt_plan import TaskPlan
 from dagster_checkpoints.execution.task_machine import TaskMachine, TaskTraits
 from dagster_checkpoints.pipeline import Chain, Pipeline, Stage, TaskId

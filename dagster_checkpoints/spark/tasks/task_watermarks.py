@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dagster_checkpoints.coordination import MAX_WATERMARK_MS
+from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import WatermarkAt, WatermarkStatus
 from dagster_checkpoints.execution.output_event_time import OutputEventTime
 from dagster_checkpoints.execution.task_events import WatermarkReached

@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 
 from dagster_checkpoints import CheckpointCoordinatorResource, ParquetSink, Pipeline, pipeline_assets, stage, unbounded_source
-from dagster_checkpoints.coordination import JobStatus
+from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.plugin import job_run
 from dagster_checkpoints.plugin.commit_schedule import CommitSchedule
 from dagster_checkpoints.plugin.job_run import JobRun

@@ -16,7 +16,7 @@ from deltalake.exceptions import CommitFailedError
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from dagster_checkpoints.coordination import FixedDelayRestart
+from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, StageContext, bounded_source, stage
 from dagster_checkpoints.sinks import DeltaSink, SinkCommit, SinkHoldsEarlierRows
 

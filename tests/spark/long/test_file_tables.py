@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from dagster_checkpoints.coordination import FixedDelayRestart
+from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, StageContext, bounded_source, stage
 from dagster_checkpoints.sinks import FileSink, SinkCommit, SinkHoldsEarlierRows
 

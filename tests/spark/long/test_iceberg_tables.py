@@ -11,7 +11,7 @@ from pyiceberg.catalog import load_catalog
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from dagster_checkpoints.coordination import FixedDelayRestart
+from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, StageContext, bounded_source, stage
 from dagster_checkpoints.sinks import IcebergSink, SinkCommit, SinkHoldsEarlierRows
 

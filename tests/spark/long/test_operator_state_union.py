@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql import functions as F
 
-from dagster_checkpoints.coordination import FixedDelayRestart
+from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageKind, unbounded_source
 from dagster_checkpoints.spark.job.events import CheckpointDone, CheckpointNotDone, JobRestarting, JobStarted
 from dagster_checkpoints.spark.tasks.operator_state import OperatorStateStore

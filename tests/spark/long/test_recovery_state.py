@@ -139,7 +139,7 @@ class StubbornSink(ParquetSink):
 
 def test_a_commit_that_fails_after_the_final_checkpoint_is_repeated_without_running_the_stage_again(lab: Any) -> None:
     """By a restart within the run, by the next run: the task is restored after its finish, and only commits."""
-    from dagster_checkpoints.coordination import FixedDelayRestart
+    from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 
     built: list[str] = []
     rows = [("a", lab.at(second), second) for second in range(50)]

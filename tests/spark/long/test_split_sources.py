@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from dagster_checkpoints.coordination import FixedDelayRestart
+from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 from dagster_checkpoints.execution.job_actions import DiscoverSplits
 from dagster_checkpoints.pipeline import Pipeline, SplitSource, split_source, stage
 from dagster_checkpoints.spark.errors import JobFailedError, StageFailedError, StageResultError

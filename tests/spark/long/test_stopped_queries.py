@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from dagster_checkpoints.coordination import MAX_WATERMARK_MS, FixedDelayRestart
+from dagster_checkpoints.coordination.restarts import FixedDelayRestart
+from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS
 from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage
 from dagster_checkpoints.spark.errors import QueryStoppedError
 from dagster_checkpoints.spark.job.events import JobRestarting

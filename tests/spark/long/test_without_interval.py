@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.coordination import FixedDelayRestart, LifecycleState
+from dagster_checkpoints.coordination.lifecycle import LifecycleState
+from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, TaskId, bounded_source, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.job.events import JobRestarting, JobStarted

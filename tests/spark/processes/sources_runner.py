@@ -16,7 +16,8 @@ from typing import Any
 
 from pyspark.sql import functions as F
 
-from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.restarts import NoRestart
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageKind, bounded_source, split_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.sources import read_delta_table, read_sql_table

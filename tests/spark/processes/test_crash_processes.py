@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from dagster_checkpoints.control import NoRunningPipeline
-from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.restarts import NoRestart
 from dagster_checkpoints.spark.job.events import JobStarted
 from dagster_checkpoints.spark.job.job_execution import JobExecution
 from dagster_checkpoints.spark.job.job_options import JobOptions

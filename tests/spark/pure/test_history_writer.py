@@ -13,7 +13,9 @@ import pytest
 from dagster_checkpoints.control import InstanceStatus, PipelineStatus, StageStatus, StopStatus
 from dagster_checkpoints.control.history import Entries, EventEntry, HistorySample, StageSample
 from dagster_checkpoints.control.history_segments import read_history
-from dagster_checkpoints.coordination import CheckpointConfig, JobStatus, NoRestart
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.restarts import NoRestart
+from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.execution.job_events import JobOutcome
 from dagster_checkpoints.pipeline import Pipeline, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink

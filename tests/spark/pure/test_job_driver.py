@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from dagster_checkpoints.control import Answer, ControlRequest
-from dagster_checkpoints.coordination import CompletedCheckpoint, FailureReason, JobStatus
+from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint
+from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import Failure, JobOutcome

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dagster_checkpoints.coordination import CheckpointConfig, InvalidCheckpointConfig, NoRestart
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.errors import InvalidCheckpointConfig
+from dagster_checkpoints.coordination.restarts import NoRestart
 from dagster_checkpoints.spark.job.job_options import JobOptions
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from dagster_checkpoints import ParquetSink, Pipeline, unbounded_source
-from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.restarts import NoRestart
 from dagster_checkpoints.execution.start_point import is_repeated_start
 from dagster_checkpoints.spark.errors import NothingToRestoreError
 from dagster_checkpoints.spark.job.job_options import JobOptions

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.coordination import CheckpointProperties
+from dagster_checkpoints.coordination.checkpoints import CheckpointProperties
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointDestination, SavepointsInProgress
 from dagster_checkpoints.storage import (
     CheckpointDiscarded,

@@ -12,16 +12,11 @@ import pytest
 
 from dagster_checkpoints.control import InstanceStatus, PipelineStatus, StageStatus
 from dagster_checkpoints.control.clocks import Clocks
-from dagster_checkpoints.coordination import (
-    Acknowledged,
-    CheckpointConfig,
-    CheckpointCoordinator,
-    CheckpointRequested,
-    MetadataWriteFailed,
-    NoRestart,
-    TaskState,
-    TaskStateChanged,
-)
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
+from dagster_checkpoints.coordination.events import Acknowledged, CheckpointRequested, MetadataWriteFailed, TaskStateChanged
+from dagster_checkpoints.coordination.plan import TaskState
+from dagster_checkpoints.coordination.restarts import NoRestart
 from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, Pipeline, TaskId, Vertex, VertexEdge, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.job import status_reporter

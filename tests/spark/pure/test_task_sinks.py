@@ -7,7 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from dagster_checkpoints.coordination import CheckpointConfig, NoRestart
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.restarts import NoRestart
 from dagster_checkpoints.pipeline import Pipeline, unbounded_source
 from dagster_checkpoints.sinks import SinkContext, SqlSink
 from dagster_checkpoints.spark.files.work_folder import WorkFolder

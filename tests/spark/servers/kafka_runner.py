@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dagster_checkpoints.coordination import CheckpointConfig, FixedDelayRestart
+from dagster_checkpoints.coordination.config import CheckpointConfig
+from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, stage, unbounded_source
 from dagster_checkpoints.sinks import KafkaSink
 from dagster_checkpoints.spark.job.job_execution import JobExecution

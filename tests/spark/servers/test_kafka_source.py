@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from bench.kafka_broker import KafkaBroker, add_connector
 from dagster_checkpoints.control.status import read_status
-from dagster_checkpoints.coordination import FixedDelayRestart
+from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, Quarantine, Stage, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.sinks import KafkaSink, ParquetSink
 from dagster_checkpoints.spark.errors import SourceRowsLostError

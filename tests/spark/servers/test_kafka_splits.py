@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 
 from bench.free_ports import free_port
 from bench.kafka_broker import KafkaBroker, add_connector
-from dagster_checkpoints.coordination import NoRestart
+from dagster_checkpoints.coordination.restarts import NoRestart
 from dagster_checkpoints.pipeline import DiscoveryContext, Pipeline, split_source
 from dagster_checkpoints.sources import InvalidSource, KafkaSplit, KafkaSplits, SourceUnavailable
 from dagster_checkpoints.spark.errors import SourceRowsLostError

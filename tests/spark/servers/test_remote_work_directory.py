@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from dagster_checkpoints.coordination import FixedDelayRestart
+from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, Quarantine, StageInput, stage, unbounded_source
 from dagster_checkpoints.spark.files.hadoop_path import HadoopPath
 from dagster_checkpoints.spark.files.work_path import entries_of, local_copies, place, remove_tree, rename, rows_of, size_of, url

@@ -9,7 +9,7 @@ import pyspark
 import pytest
 
 from bench.postgresql import PASSWORD, PostgresqlServer
-from dagster_checkpoints.coordination import FixedDelayRestart
+from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage
 from dagster_checkpoints.sources import read_sql_table
 
