@@ -31,10 +31,11 @@ from dagster_checkpoints.control.history import (
     VertexParts,
 )
 from dagster_checkpoints.control.history_segments import HistorySegments, read_history
+from dagster_checkpoints.execution.pipeline_state import Owner
 from dagster_checkpoints.report.building import build_report
 from dagster_checkpoints.report.page import page
 from dagster_checkpoints.report.values import PipelineReport
-from dagster_checkpoints.storage import CheckpointStorage, Owner, open_store
+from dagster_checkpoints.storage import CheckpointStorage, open_store
 
 BEGIN = datetime(2026, 1, 31, 6, 0, tzinfo=UTC)
 _CHAINS = (

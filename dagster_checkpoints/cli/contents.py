@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from dagster_checkpoints.errors import StorageError
 from dagster_checkpoints.spark.query.query_log import QueryLog
 from dagster_checkpoints.state.errors import StateError
 from dagster_checkpoints.state.metadata import (
@@ -22,7 +23,6 @@ from dagster_checkpoints.state.metadata import (
     task_files,
 )
 from dagster_checkpoints.state.row_counts import rows_in_snapshot, rows_of_stage
-from dagster_checkpoints.storage import StorageError
 from dagster_checkpoints.storage.locating import StoredCheckpoint
 
 InstanceState = Literal["running", "at end of data", "finished"]

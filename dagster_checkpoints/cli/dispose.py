@@ -14,11 +14,11 @@ from dagster_checkpoints.cli.output import bytes_in_words, count_of, moment_in_w
 from dagster_checkpoints.cli.standard_output import with_outcome
 from dagster_checkpoints.cli.status_view import next_start
 from dagster_checkpoints.cli.storage_options import StorageOptions, pipelines, storage_options
-from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.errors import DagsterCheckpointsError, StorageError, StorageUnavailable
 from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.state.errors import StateError
 from dagster_checkpoints.state.metadata import CheckpointMetadata
-from dagster_checkpoints.storage import CheckpointStorage, StorageError, StorageUnavailable
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 from dagster_checkpoints.storage.locating import StoredCheckpoint
 from dagster_checkpoints.storage.root import NoStorageError
 from dagster_checkpoints.storage.verification import file_sizes

@@ -6,8 +6,8 @@ from enum import IntEnum
 
 from dagster_checkpoints.control import NoRunningPipeline, RequestTimedOut
 from dagster_checkpoints.control.health import InvalidThresholdError
-from dagster_checkpoints.errors import DagsterCheckpointsError
-from dagster_checkpoints.storage import (
+from dagster_checkpoints.errors import (
+    DagsterCheckpointsError,
     InvalidKey,
     InvalidRequest,
     InvalidStorageUrl,

@@ -14,7 +14,8 @@ from dagster_checkpoints.cli.seconds import Seconds
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
 from dagster_checkpoints.control import DEFAULT_THRESHOLDS, HealthMemory, HealthProblem, HealthThresholds, health_of, read_status
 from dagster_checkpoints.control.health import COUNTS
-from dagster_checkpoints.storage import CheckpointStorage, describe_end
+from dagster_checkpoints.execution.pipeline_state import describe_end
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,17 +24,12 @@ from dagster_checkpoints.cli.output import (
 from dagster_checkpoints.cli.status_view import next_start, sign_in_words
 from dagster_checkpoints.cli.storage_options import StorageOptions, pipelines, storage_options
 from dagster_checkpoints.control import last_sign
-from dagster_checkpoints.execution.pipeline_state import describe_owner
+from dagster_checkpoints.errors import StorageError, StorageUnavailable
+from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end, describe_owner
 from dagster_checkpoints.state.errors import StateError
 from dagster_checkpoints.state.metadata import CheckpointMetadata
 from dagster_checkpoints.state.metadata_file import decode
-from dagster_checkpoints.storage import (
-    CheckpointStorage,
-    PipelineState,
-    StorageError,
-    StorageUnavailable,
-    describe_end,
-)
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 from dagster_checkpoints.storage.verification import file_sizes
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 from dagster_checkpoints.cli.exits import NothingThere, UsageProblem
 from dagster_checkpoints.cli.storage_options import StorageOptions
-from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage
+from dagster_checkpoints.execution.pipeline_state import CheckpointPointer
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 from dagster_checkpoints.storage.layout import Layout
 from dagster_checkpoints.storage.locating import StoredCheckpoint, absolute_location, storage_of, stored_at
 

@@ -36,9 +36,10 @@ from dagster_checkpoints.control import (
     RequestHandle,
     RequestTimedOut,
 )
+from dagster_checkpoints.errors import StorageError
 from dagster_checkpoints.execution.job_requests import BoundedSources
 from dagster_checkpoints.files.urls import url_scheme
-from dagster_checkpoints.storage import CheckpointStorage, StorageError
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 
 _GRACE_SECONDS = 15.0  # the owner counts its deadline from when it sees the request
 _STATUS_SECONDS = 2.0

@@ -24,8 +24,9 @@ from dagster_checkpoints.cli.output import (
 from dagster_checkpoints.cli.status_view import next_start, status_as_json, status_as_text
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
 from dagster_checkpoints.control import read_status
+from dagster_checkpoints.execution.pipeline_state import PipelineState
 from dagster_checkpoints.state.metadata import CheckpointMetadata
-from dagster_checkpoints.storage import CheckpointStorage, PipelineState
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 from dagster_checkpoints.storage.locating import StoredCheckpoint
 from dagster_checkpoints.storage.verification import file_sizes
 

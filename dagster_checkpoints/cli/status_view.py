@@ -24,8 +24,8 @@ from dagster_checkpoints.control import (
     StageStatus,
     last_sign,
 )
+from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end
 from dagster_checkpoints.execution.source_answers import Silence, silence_in_short, silence_text
-from dagster_checkpoints.storage import PipelineState, describe_end
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

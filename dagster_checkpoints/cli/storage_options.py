@@ -16,7 +16,11 @@ import click
 from dagster_checkpoints.cli.exits import NothingThere, UsageProblem
 from dagster_checkpoints.cli.output import JSON
 from dagster_checkpoints.definitions.instance import shared_parts_below
-from dagster_checkpoints.storage import CheckpointStorage, InvalidKey, ObjectStore, PipelineState, open_store
+from dagster_checkpoints.errors import InvalidKey
+from dagster_checkpoints.execution.pipeline_state import PipelineState
+from dagster_checkpoints.files.opening import open_store
+from dagster_checkpoints.files.store import ObjectStore
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 from dagster_checkpoints.storage.layout import Layout
 from dagster_checkpoints.storage.root import storage_root
 

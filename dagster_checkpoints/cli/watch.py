@@ -16,7 +16,9 @@ from dagster_checkpoints.cli.status_view import current, status_as_json, status_
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
 from dagster_checkpoints.control import SILENT_INTERVALS, LastSign, PipelineStatus, last_sign, read_status
 from dagster_checkpoints.control.pipeline_control import OwnerWatch
-from dagster_checkpoints.storage import CheckpointStorage, PipelineState, StorageUnavailable
+from dagster_checkpoints.errors import StorageUnavailable
+from dagster_checkpoints.execution.pipeline_state import PipelineState
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 
 if TYPE_CHECKING:
     from rich.console import Group

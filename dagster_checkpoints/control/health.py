@@ -18,9 +18,9 @@ import msgspec
 from dagster_checkpoints.control.last_sign import last_sign
 from dagster_checkpoints.control.status import PipelineStatus, StageStatus, watermark_moment
 from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end
 from dagster_checkpoints.execution.source_answers import Silence, silence_text
 from dagster_checkpoints.pipeline.number_values import is_number
-from dagster_checkpoints.storage import PipelineState, describe_end
 
 SAMPLES = 24
 """Number of earlier looks in a memory."""

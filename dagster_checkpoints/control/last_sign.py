@@ -11,8 +11,8 @@ from datetime import datetime
 import msgspec
 
 from dagster_checkpoints.control.status import PipelineStatus
-from dagster_checkpoints.execution.pipeline_state import Owner
-from dagster_checkpoints.storage import PipelineState, is_gone, this_process
+from dagster_checkpoints.execution.pipeline_state import Owner, PipelineState
+from dagster_checkpoints.storage.processes import is_gone, this_process
 
 SILENT_INTERVALS = 4
 """Reporting intervals after which a status is overdue."""

@@ -17,10 +17,11 @@ from dagster_checkpoints.control import (
     PipelineStatus,
     health_of,
 )
+from dagster_checkpoints.errors import CorruptStatus
+from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.stage_assets import checkpoints_key
-from dagster_checkpoints.storage import CorruptStatus, PipelineState, describe_end
 
 if TYPE_CHECKING:
     from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource

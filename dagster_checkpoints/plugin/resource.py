@@ -34,6 +34,8 @@ from dagster_checkpoints.coordination.restarts import (
 from dagster_checkpoints.definitions.instance import shared_parts
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.execution.source_limits import BATCH_SECONDS
+from dagster_checkpoints.files.opening import open_store
+from dagster_checkpoints.files.store import ObjectStore
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.definition_checks import check_definition, flat_settings, run_settings
 from dagster_checkpoints.plugin.input_assets import input_assets
@@ -47,7 +49,7 @@ from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.session.spark_session import build_session, session_config
 from dagster_checkpoints.spark.session.work_directory import RemoteDirectory, check_work_directory_named, parse_work_directory
 from dagster_checkpoints.state.claim import ClaimMode
-from dagster_checkpoints.storage import CheckpointStorage, ObjectStore, open_store
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 from dagster_checkpoints.storage.root import storage_root
 
 if TYPE_CHECKING:

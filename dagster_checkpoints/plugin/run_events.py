@@ -46,7 +46,7 @@ from dagster_checkpoints.spark.job.events import (
     StageFinished,
     StageProgress,
 )
-from dagster_checkpoints.storage import CheckpointStorage
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 
 _REFUSALS_EVERY = 60.0
 """Seconds between two reports of refused commits of a stage if its commits are not reported while it runs."""

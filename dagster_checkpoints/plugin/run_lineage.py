@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import dagster as dg
 
+from dagster_checkpoints.execution.origin import Origin
 from dagster_checkpoints.plugin.run_tags import RECOVERS, RETRY_NUMBER
 from dagster_checkpoints.plugin.stage_assets import StageAssets
-from dagster_checkpoints.storage import Origin
 
 PARENT_RUN_ID_TAG = "dagster/parent_run_id"
 ROOT_RUN_ID_TAG = "dagster/root_run_id"

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 
 import dagster as dg
 
+from dagster_checkpoints.errors import PipelineOwned
+from dagster_checkpoints.execution.unlisted_checkpoints import PipelineStateMissing
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.interrupts import interrupts_delayed
 from dagster_checkpoints.plugin.stage_assets import REFUSED, NoStageSelectedError, NotAPipelineAssetError
 from dagster_checkpoints.spark.errors import SelectionError
 from dagster_checkpoints.spark.job.job_options import Until
-from dagster_checkpoints.storage import PipelineNameTaken, PipelineOwned, PipelineStateMissing
+from dagster_checkpoints.storage.origin import PipelineNameTaken
 
 MAX_RUNTIME = "dagster/max_runtime"
 _LIMITS = (MAX_RUNTIME, "dagster/max_runtime_seconds")

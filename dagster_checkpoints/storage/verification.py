@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
+from dagster_checkpoints.errors import MissingCheckpoint, NotFound
 from dagster_checkpoints.files.urls import validate_directory
 from dagster_checkpoints.state.errors import CorruptMetadata, RestoreError, RestoreProblem, UnknownMetadataVersion
 from dagster_checkpoints.state.metadata import CheckpointMetadata, StateFile, task_files
@@ -18,7 +19,8 @@ from dagster_checkpoints.state.metadata_file import decode
 from dagster_checkpoints.state.restore import RestorePlan, validate_restore
 from dagster_checkpoints.state.spark_versions import check_spark_version
 from dagster_checkpoints.state.views import PipelineView
-from dagster_checkpoints.storage import CheckpointStorage, MissingCheckpoint, NotFound, StateFileProblem
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
+from dagster_checkpoints.storage.savepoints import StateFileProblem
 from dagster_checkpoints.storage.state_files import read_through
 
 ProblemKind = Literal[

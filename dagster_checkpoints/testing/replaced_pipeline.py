@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 from dagster_checkpoints.control import ControlRequest
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.restarts import NoRestart
+from dagster_checkpoints.files.opening import open_store
 from dagster_checkpoints.pipeline import REFUSED_IN_CHECKPOINT, Pipeline, Quarantine, RefusedRows, Stage, StageContext, StageKind
 from dagster_checkpoints.pipeline.errors import PipelineDefinitionError
 from dagster_checkpoints.pipeline.names import suggestion
@@ -30,7 +31,7 @@ from dagster_checkpoints.spark.job.events import CheckpointDone, FirstBatch, Job
 from dagster_checkpoints.spark.job.job_execution import JobExecution
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.session.spark_session import build_session
-from dagster_checkpoints.storage import CheckpointStorage, open_store
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 from dagster_checkpoints.testing.source_rows import InvalidTestRowsError, instance_name
 
 if TYPE_CHECKING:

@@ -32,6 +32,7 @@ from dagster_checkpoints.control import (
     VertexPart,
     write_status,
 )
+from dagster_checkpoints.execution.pipeline_state import Owner
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelSnapshot,
@@ -45,7 +46,9 @@ from dagster_checkpoints.state.metadata import (
     TaskSnapshot,
 )
 from dagster_checkpoints.state.metadata_file import encode
-from dagster_checkpoints.storage import CheckpointStorage, Owner, Ownership, StoredFile, open_store
+from dagster_checkpoints.storage import CheckpointStorage, open_store
+from dagster_checkpoints.storage.ownership import Ownership
+from dagster_checkpoints.storage.state_files import StoredFile
 from resources.embedded_s3 import EmbeddedS3
 
 AIRPORTS = ("EWR", "JFK", "LGA")

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage, Owner
+from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, Owner
+from dagster_checkpoints.storage import CheckpointStorage
 
 CODE = """
 from dagster_checkpoints import ParquetSink, Pipeline, StageInput, bounded_source, stage, unbounded_source

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from dagster_checkpoints.errors import InvalidKey, MissingCheckpoint, StorageUnavailable
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.state.metadata_file import decode
-from dagster_checkpoints.storage import InvalidKey, MissingCheckpoint, StorageUnavailable
 from dagster_checkpoints.storage import verification as verified_by
 from dagster_checkpoints.storage.verification import file_sizes, verify_savepoint
 

@@ -29,7 +29,8 @@ from dagster_checkpoints.control import (
     StageStatus,
     write_status,
 )
-from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN
+from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
+from dagster_checkpoints.execution.pipeline_state import JobState, Owner
 from dagster_checkpoints.plugin.run_events import RunReporter
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
@@ -41,7 +42,8 @@ from dagster_checkpoints.state.metadata import (
     TaskSnapshot,
 )
 from dagster_checkpoints.state.metadata_file import encode
-from dagster_checkpoints.storage import CheckpointStorage, JobState, LeaseRenewer, Origin, Owner, open_store
+from dagster_checkpoints.storage import CheckpointStorage, open_store
+from dagster_checkpoints.storage.renewal import LeaseRenewer
 from tests.dagster.recorded_run import Recorder
 
 SPARK = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"}

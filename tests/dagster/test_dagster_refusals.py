@@ -25,13 +25,15 @@ from dagster_checkpoints import (
     pipeline_assets,
 )
 from dagster_checkpoints.cli.app import app
+from dagster_checkpoints.execution.pipeline_state import Owner
 from dagster_checkpoints.plugin import resource
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
 from dagster_checkpoints.plugin.savepoints import SavepointCheckConfig, SavepointRetention
 from dagster_checkpoints.plugin.settings import InvalidSettingError, UnknownSettingError
 from dagster_checkpoints.plugin.stage_assets import REFUSED, NotAPipelineAssetError
 from dagster_checkpoints.spark.session.spark_session import SparkSettingError
-from dagster_checkpoints.storage import CheckpointStorage, LeaseRenewer, Owner, open_store
+from dagster_checkpoints.storage import CheckpointStorage, open_store
+from dagster_checkpoints.storage.renewal import LeaseRenewer
 from dagster_checkpoints.storage.root import NoStorageError
 
 Materialize = Callable[..., dg.ExecuteInProcessResult]

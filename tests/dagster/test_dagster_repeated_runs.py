@@ -23,6 +23,7 @@ from dagster_checkpoints import (
     stage,
     unbounded_source,
 )
+from dagster_checkpoints.execution.pipeline_state import Job, Owner, PipelineState
 from dagster_checkpoints.execution.start_point import is_repeated_start
 from dagster_checkpoints.plugin import resource
 from dagster_checkpoints.plugin.run_lineage import earlier_runs, retried_runs
@@ -30,7 +31,7 @@ from dagster_checkpoints.plugin.run_tags import RECOVERS
 from dagster_checkpoints.plugin.stage_assets import FINISHED_BEFORE, REFUSED
 from dagster_checkpoints.spark.errors import NothingToRestoreError
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted, SavepointDone
-from dagster_checkpoints.storage import CheckpointStorage, Job, Owner, PipelineState, open_store
+from dagster_checkpoints.storage import CheckpointStorage, open_store
 
 Coordinator = Callable[..., CheckpointCoordinatorResource]
 

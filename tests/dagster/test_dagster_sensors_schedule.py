@@ -20,10 +20,11 @@ from dagster_checkpoints import (
     pipeline_assets,
     savepoint_asset,
 )
-from dagster_checkpoints.errors import InvalidRequest, InvalidStorageUrl
+from dagster_checkpoints.errors import InvalidRequest, InvalidStorageUrl, StorageUnavailable
+from dagster_checkpoints.execution.origin import Origin
 from dagster_checkpoints.plugin.sensors import run_schedule
 from dagster_checkpoints.plugin.stage_assets import PIPELINE, NotAPipelineAssetError
-from dagster_checkpoints.storage import CheckpointStorage, Origin, StorageUnavailable
+from dagster_checkpoints.storage import CheckpointStorage
 
 AT = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
 KEY = "periodic-20260504T030201Z"

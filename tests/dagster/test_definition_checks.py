@@ -13,6 +13,7 @@ import pytest
 from dagster_pyspark import LazyPySparkResource, PySparkResource
 
 from dagster_checkpoints import CheckpointCoordinatorResource, Pipeline
+from dagster_checkpoints.errors import InvalidStorageUrl
 from dagster_checkpoints.plugin import resource
 from dagster_checkpoints.spark.session.spark_session import SparkSettingError
 from dagster_checkpoints.spark.session.work_directory import (
@@ -21,7 +22,6 @@ from dagster_checkpoints.spark.session.work_directory import (
     check_work_directory_named,
     parse_work_directory,
 )
-from dagster_checkpoints.storage import InvalidStorageUrl
 
 CLUSTER = {"spark.master": "spark://h:7077"}
 

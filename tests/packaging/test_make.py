@@ -60,7 +60,8 @@ def installed(clone: Path) -> Path:
     binaries.mkdir(parents=True)
     (binaries / "dagster").write_text(
         f"""#!{sys.executable}
-from dagster_checkpoints.storage import CheckpointStorage, Owner, open_store
+from dagster_checkpoints.execution.pipeline_state import Owner
+from dagster_checkpoints.storage import CheckpointStorage, open_store
 from dagster_checkpoints.storage.root import storage_root
 
 with CheckpointStorage(open_store(storage_root(setting="none")), "flights") as storage:

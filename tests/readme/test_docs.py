@@ -41,6 +41,7 @@ from dagster_checkpoints.control.metrics import METRICS
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.execution import pipeline_state, trace
+from dagster_checkpoints.execution.pipeline_state import Job, Owner
 from dagster_checkpoints.plugin.materializations import COMMIT_LABELS
 from dagster_checkpoints.plugin.observations import STAGE_LABELS
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
@@ -51,7 +52,7 @@ from dagster_checkpoints.spark.stored_state import CheckpointExport, CheckpointI
 from dagster_checkpoints.state import metadata
 from dagster_checkpoints.state.claim import ClaimMode
 from dagster_checkpoints.state.spark_versions import SUPPORTED_SPARK_TEXT
-from dagster_checkpoints.storage import CheckpointStorage, Job, Owner, open_store
+from dagster_checkpoints.storage import CheckpointStorage, open_store
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 README = REPOSITORY / "README.md"

@@ -23,19 +23,14 @@ import pytest
 from dagster_checkpoints.control import Answer, ControlRequest, PipelineControl
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.restarts import FixedDelayRestart, NoRestart
+from dagster_checkpoints.errors import OutcomeUnknown, Precondition, StorageUnavailable
+from dagster_checkpoints.files.store import ObjectStore
 from dagster_checkpoints.pipeline import Pipeline, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobEvent, JobResult, JobStarted
 from dagster_checkpoints.spark.job.job_execution import JobExecution
 from dagster_checkpoints.spark.job.job_options import JobOptions
-from dagster_checkpoints.storage import (
-    CheckpointStorage,
-    ObjectStore,
-    OutcomeUnknown,
-    Precondition,
-    StorageUnavailable,
-    open_store,
-)
+from dagster_checkpoints.storage import CheckpointStorage, open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from dagster_checkpoints.execution.unlisted_checkpoints import PipelineStateMissing
 from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage, unbounded_source
 from dagster_checkpoints.sinks import SinkHoldsEarlierRows, SinkPathInUse
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted
-from dagster_checkpoints.storage import PipelineStateMissing
 
 ROWS = "k string, v long"
 

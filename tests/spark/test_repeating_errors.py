@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import AnalysisException
 
 from dagster_checkpoints.coordination.restarts import FixedDelayRestart
-from dagster_checkpoints.errors import DagsterCheckpointsError, repeats_by_nature
+from dagster_checkpoints.errors import DagsterCheckpointsError, StorageUnavailable, repeats_by_nature
 from dagster_checkpoints.pipeline import Pipeline, Stage, bounded_source, stage, unbounded_source
 from dagster_checkpoints.pipeline.errors import UnknownStageError
 from dagster_checkpoints.sinks import (
@@ -24,7 +24,6 @@ from dagster_checkpoints.sinks import (
 from dagster_checkpoints.spark import errors
 from dagster_checkpoints.spark.job.events import JobRestarting
 from dagster_checkpoints.state.errors import RestoreError
-from dagster_checkpoints.storage import StorageUnavailable
 from dagster_checkpoints.systems.errors import InvalidSinkPath
 
 ROWS = "k string, v long"

@@ -10,9 +10,9 @@ import pytest
 
 from dagster_checkpoints.control import NoRunningPipeline, PipelineStatus, RequestFailed
 from dagster_checkpoints.coordination.restarts import FixedDelayRestart
+from dagster_checkpoints.errors import RequestConflict
 from dagster_checkpoints.pipeline import Pipeline, Stage, stage, unbounded_source
 from dagster_checkpoints.spark.job.events import InstanceFinished, JobRestarting, JobStarted, SavepointDone
-from dagster_checkpoints.storage import RequestConflict
 
 ROWS = "k string, v long"
 DEADLINE = 150.0

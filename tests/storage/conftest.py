@@ -10,17 +10,12 @@ from uuid import uuid4
 
 import pytest
 
+from dagster_checkpoints.errors import OutcomeUnknown, StorageUnavailable
+from dagster_checkpoints.execution.pipeline_state import Owner
+from dagster_checkpoints.files.local import LocalStore
 from dagster_checkpoints.files.s3 import S3Store
-from dagster_checkpoints.storage import (
-    CheckpointStorage,
-    LocalStore,
-    ObjectInfo,
-    ObjectStore,
-    OutcomeUnknown,
-    Owner,
-    PutMode,
-    StorageUnavailable,
-)
+from dagster_checkpoints.files.store import ObjectInfo, ObjectStore, PutMode
+from dagster_checkpoints.storage import CheckpointStorage
 from resources.embedded_s3 import EmbeddedS3
 
 

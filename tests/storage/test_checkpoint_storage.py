@@ -13,22 +13,22 @@ from typing import Any, TypeVar
 
 import pytest
 
-from dagster_checkpoints.state.metadata import StateFile
-from dagster_checkpoints.storage import (
+from dagster_checkpoints.errors import (
     AlreadyExists,
     CheckpointDiscarded,
-    CheckpointStorage,
     CorruptStateFile,
     InvalidKey,
     MissingCheckpoint,
     MissingStateFile,
-    Owner,
     OwnershipLost,
     StateFileChanged,
     StorageUnavailable,
-    StoredFile,
 )
+from dagster_checkpoints.execution.pipeline_state import Owner
+from dagster_checkpoints.state.metadata import StateFile
+from dagster_checkpoints.storage import CheckpointStorage
 from dagster_checkpoints.storage import state_files as state_files_module
+from dagster_checkpoints.storage.state_files import StoredFile
 
 LEASE = 30.0
 T = TypeVar("T")

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from dagster_checkpoints.control import Answer, ControlRequest, RequestBox
 from dagster_checkpoints.control.request_box import LIST_SECONDS, TICK_SECONDS
-from dagster_checkpoints.storage import (
+from dagster_checkpoints.errors import (
     CorruptAnswer,
     CorruptRequest,
     InvalidRequest,
-    LocalStore,
-    ObjectStore,
     OutcomeUnknown,
     RequestConflict,
     StorageUnavailable,
 )
+from dagster_checkpoints.files.local import LocalStore
+from dagster_checkpoints.files.store import ObjectStore
 from dagster_checkpoints.storage.layout import Layout
 
 NOW = datetime(2025, 1, 1, tzinfo=UTC)

@@ -14,19 +14,14 @@ from uuid import uuid4
 
 import pytest
 
+from dagster_checkpoints.errors import CorruptStateFile, MissingStateFile, StateFileChanged
+from dagster_checkpoints.execution.pipeline_state import Owner
+from dagster_checkpoints.files.local import LocalStore
 from dagster_checkpoints.files.s3 import S3Store
 from dagster_checkpoints.state.metadata import StateFile
-from dagster_checkpoints.storage import (
-    CheckpointStorage,
-    CopyTarget,
-    CorruptStateFile,
-    FileIdentity,
-    LocalStore,
-    MissingStateFile,
-    Owner,
-    StateFileChanged,
-    StoredObject,
-)
+from dagster_checkpoints.storage import CheckpointStorage
+from dagster_checkpoints.storage.state_files import CopyTarget
+from dagster_checkpoints.storage.state_sources import FileIdentity, StoredObject
 from resources.embedded_s3 import EmbeddedS3, Fault
 
 MB = 1024 * 1024

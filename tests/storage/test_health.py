@@ -24,8 +24,7 @@ from dagster_checkpoints.control import (
     health_of,
 )
 from dagster_checkpoints.control.health import APART_SECONDS, SAMPLES
-from dagster_checkpoints.execution.pipeline_state import Lease
-from dagster_checkpoints.storage import Job, Owner, PipelineState
+from dagster_checkpoints.execution.pipeline_state import Job, Lease, Owner, PipelineState
 
 NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
 

@@ -22,7 +22,8 @@ from dagster_checkpoints.control.history import (
     encode_segment,
 )
 from dagster_checkpoints.control.history_segments import HistorySegments, read_history
-from dagster_checkpoints.storage import CheckpointStorage, CorruptHistory, StorageUnavailable
+from dagster_checkpoints.errors import CorruptHistory, StorageUnavailable
+from dagster_checkpoints.storage import CheckpointStorage
 from dagster_checkpoints.storage.layout import HistoryKey, Layout
 from tests.storage.conftest import FaultyStore
 

@@ -9,8 +9,7 @@ import pytest
 
 from dagster_checkpoints.control import PipelineStatus, last_sign
 from dagster_checkpoints.control.status import Phase
-from dagster_checkpoints.execution.pipeline_state import Lease
-from dagster_checkpoints.storage import Owner, PipelineState
+from dagster_checkpoints.execution.pipeline_state import Lease, Owner, PipelineState
 
 BEHIND_THE_START: tuple[Phase, ...] = ("running", "restarting", "stopping")
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)

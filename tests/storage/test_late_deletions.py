@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from dagster_checkpoints.execution.pipeline_state import Owner
+from dagster_checkpoints.files.local import LocalStore
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
@@ -19,7 +21,7 @@ from dagster_checkpoints.state.metadata import (
     TaskSnapshot,
 )
 from dagster_checkpoints.state.metadata_file import decode, encode
-from dagster_checkpoints.storage import CheckpointStorage, LocalStore, Owner
+from dagster_checkpoints.storage import CheckpointStorage
 
 LEASE = 30.0
 

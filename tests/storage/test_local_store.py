@@ -10,15 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dagster_checkpoints.storage import (
-    AlreadyExists,
-    InvalidKey,
-    LocalStore,
-    NotFound,
-    Precondition,
-    StorageUnavailable,
-    UpdateVersion,
-)
+from dagster_checkpoints.errors import AlreadyExists, InvalidKey, NotFound, Precondition, StorageUnavailable
+from dagster_checkpoints.files.local import LocalStore
+from dagster_checkpoints.files.store import UpdateVersion
 
 
 @pytest.fixture

@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from dagster_checkpoints.errors import OwnershipLost
+from dagster_checkpoints.execution.pipeline_state import Owner
+from dagster_checkpoints.execution.unlisted_checkpoints import PipelineStateMissing
+from dagster_checkpoints.files.store import ObjectStore
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
@@ -16,7 +20,7 @@ from dagster_checkpoints.state.metadata import (
     TaskSnapshot,
 )
 from dagster_checkpoints.state.metadata_file import encode
-from dagster_checkpoints.storage import CheckpointStorage, ObjectStore, Owner, OwnershipLost, PipelineStateMissing
+from dagster_checkpoints.storage import CheckpointStorage
 
 SHA = "ab" * 32
 STATE = "flights/state.json"

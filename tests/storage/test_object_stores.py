@@ -12,18 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dagster_checkpoints.errors import AlreadyExists, InvalidKey, InvalidStorageUrl, NotFound, Precondition
+from dagster_checkpoints.files.local import LocalStore
 from dagster_checkpoints.files.s3 import S3Store
-from dagster_checkpoints.storage import (
-    AlreadyExists,
-    InvalidKey,
-    InvalidStorageUrl,
-    LocalStore,
-    NotFound,
-    ObjectStore,
-    Precondition,
-    UpdateVersion,
-    open_store,
-)
+from dagster_checkpoints.files.store import ObjectStore, UpdateVersion
+from dagster_checkpoints.storage import open_store
 
 
 def test_a_written_object_is_read_back(store: ObjectStore) -> None:

@@ -20,16 +20,11 @@ from dagster_checkpoints.control import (
     RequestFailed,
     RequestTimedOut,
 )
-from dagster_checkpoints.storage import (
-    CheckpointStorage,
-    InvalidRequest,
-    LocalStore,
-    ObjectStore,
-    Owner,
-    RequestConflict,
-    StorageUnavailable,
-    UnknownRequest,
-)
+from dagster_checkpoints.errors import InvalidRequest, RequestConflict, StorageUnavailable, UnknownRequest
+from dagster_checkpoints.execution.pipeline_state import Owner
+from dagster_checkpoints.files.local import LocalStore
+from dagster_checkpoints.files.store import ObjectStore
+from dagster_checkpoints.storage import CheckpointStorage
 
 LEASE = 30.0
 NOW = datetime(2025, 1, 1, tzinfo=UTC)

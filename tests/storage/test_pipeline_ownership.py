@@ -12,19 +12,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_checkpoints.storage import (
-    CheckpointStorage,
+from dagster_checkpoints.errors import (
     CorruptPipelineState,
-    LeaseRenewer,
     OutcomeUnknown,
-    Owner,
-    Ownership,
     OwnershipLost,
     PipelineOwned,
     StorageError,
     StorageUnavailable,
     UnknownPipelineStateVersion,
 )
+from dagster_checkpoints.execution.pipeline_state import Owner
+from dagster_checkpoints.storage import CheckpointStorage
+from dagster_checkpoints.storage.ownership import Ownership
+from dagster_checkpoints.storage.renewal import LeaseRenewer
 
 LEASE = 30.0
 STATE = "flights/state.json"

@@ -24,7 +24,8 @@ from dagster_checkpoints.control import (
     read_status,
     write_status,
 )
-from dagster_checkpoints.storage import CheckpointStorage, CorruptStatus
+from dagster_checkpoints.errors import CorruptStatus
+from dagster_checkpoints.storage import CheckpointStorage
 
 NOW = datetime(2025, 1, 1, 12, 30, tzinfo=UTC)
 STATUS = PipelineStatus(

@@ -18,8 +18,11 @@ import pytest
 
 from dagster_checkpoints.cli.status_view import status_as_text
 from dagster_checkpoints.control import NoRunningPipeline, PipelineControl, RequestTimedOut
-from dagster_checkpoints.storage import CheckpointStorage, LocalStore, Owner, OwnershipLost, PipelineState, this_process
-from dagster_checkpoints.storage.processes import is_gone
+from dagster_checkpoints.errors import OwnershipLost
+from dagster_checkpoints.execution.pipeline_state import Owner, PipelineState
+from dagster_checkpoints.files.local import LocalStore
+from dagster_checkpoints.storage import CheckpointStorage
+from dagster_checkpoints.storage.processes import is_gone, this_process
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 60.0
@@ -27,7 +30,8 @@ HOUR = 3600.0
 
 OWNER = """
 import subprocess, sys, time
-from dagster_checkpoints.storage import CheckpointStorage, mark_descendants, open_store, this_process
+from dagster_checkpoints.storage import CheckpointStorage, open_store
+from dagster_checkpoints.storage.processes import mark_descendants, this_process
 
 owner = this_process("killed")
 mark_descendants(owner)

@@ -9,19 +9,18 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.files.s3 import S3Store
-from dagster_checkpoints.storage import (
+from dagster_checkpoints.errors import (
     AlreadyExists,
     BucketMissing,
     ConditionalWritesUnsupported,
     OutcomeUnknown,
     Precondition,
-    PutMode,
     StorageAccessDenied,
     StorageUnavailable,
-    UpdateVersion,
     WriteConflict,
 )
+from dagster_checkpoints.files.s3 import S3Store
+from dagster_checkpoints.files.store import PutMode, UpdateVersion
 from resources.embedded_s3 import EmbeddedS3, Fault
 
 
@@ -170,7 +169,8 @@ def test_the_error_for_a_missing_bucket_says_how_to_create_it(s3: EmbeddedS3) ->
 def test_missing_credentials_are_explained(s3: EmbeddedS3) -> None:
     # In a separate process, so that no credentials of the machine are found.
     code = (
-        "import sys; from dagster_checkpoints.storage import open_store, StorageAccessDenied\n"
+        "import sys; from dagster_checkpoints.errors import StorageAccessDenied\n"
+        "from dagster_checkpoints.storage import open_store\n"
         "try: open_store(sys.argv[1], endpoint_url=sys.argv[2]).check()\n"
         "except StorageAccessDenied as error: print(error)"
     )

@@ -15,12 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_checkpoints.state.metadata import StateFile
-from dagster_checkpoints.storage import (
+from dagster_checkpoints.errors import (
     AlreadyExists,
     CheckpointDiscarded,
-    CheckpointPointer,
-    CheckpointStorage,
     CorruptStateFile,
     InvalidKey,
     InvalidRequest,
@@ -29,14 +26,16 @@ from dagster_checkpoints.storage import (
     MissingSavepoint,
     MissingStateFile,
     OutcomeUnknown,
-    Owner,
     OwnershipLost,
-    SavepointDirectory,
     StateFileChanged,
     StorageError,
     StorageUnavailable,
-    StoredFile,
 )
+from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, Owner
+from dagster_checkpoints.state.metadata import StateFile
+from dagster_checkpoints.storage import CheckpointStorage
+from dagster_checkpoints.storage.savepoints import SavepointDirectory
+from dagster_checkpoints.storage.state_files import StoredFile
 
 LEASE = 30.0
 NOW = datetime(2025, 1, 1, tzinfo=UTC)

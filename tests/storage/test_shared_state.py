@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_checkpoints.storage import CheckpointDiscarded, SharedStateRegistry
+from dagster_checkpoints.errors import CheckpointDiscarded
+from dagster_checkpoints.storage.shared_state import SharedStateRegistry
 
 _STEPS = st.lists(
     st.tuples(

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagster_checkpoints.errors import InvalidKey, InvalidRequest, InvalidStorageUrl
 from dagster_checkpoints.files.urls import split_directory, validate_directory
 from dagster_checkpoints.state.metadata import StateFile
-from dagster_checkpoints.storage import InvalidKey, InvalidRequest, InvalidStorageUrl
 from dagster_checkpoints.storage.layout import (
     Layout,
     SharedName,

@@ -27,7 +27,7 @@ from dagster_checkpoints.plugin.savepoints.recording import (
 from dagster_checkpoints.plugin.savepoints.retention import STAMP, RecordedSavepoint, SavepointRetention, delete_expired
 from dagster_checkpoints.plugin.settings import KnownSettings
 from dagster_checkpoints.plugin.stage_assets import last_stages
-from dagster_checkpoints.storage import CheckpointStorage
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 
 if TYPE_CHECKING:
     from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
+from dagster_checkpoints.errors import InvalidKey, InvalidStorageUrl
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.address_metadata import address_metadata
 from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
 from dagster_checkpoints.plugin.savepoints.recording import SavepointAsset, location_of
 from dagster_checkpoints.plugin.settings import KnownSettings
 from dagster_checkpoints.spark.session.spark_version import installed_version
-from dagster_checkpoints.storage import CheckpointStorage, InvalidKey, InvalidStorageUrl
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 from dagster_checkpoints.storage.locating import absolute_location
 from dagster_checkpoints.storage.verification import VerificationReport, verify_savepoint
 

@@ -18,6 +18,7 @@ import msgspec
 from dagster_shared.check import CheckError
 from dagster_shared.yaml_utils import dump_run_config_yaml
 
+from dagster_checkpoints.errors import StorageError
 from dagster_checkpoints.plugin.address_metadata import address_metadata
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
 from dagster_checkpoints.spark.query.query_log import QueryLog
@@ -31,7 +32,8 @@ from dagster_checkpoints.state.metadata import (
 )
 from dagster_checkpoints.state.metadata_file import decode
 from dagster_checkpoints.state.row_counts import rows_of_stage
-from dagster_checkpoints.storage import CheckpointStorage, SavepointDirectory, StorageError
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
+from dagster_checkpoints.storage.savepoints import SavepointDirectory
 
 LOCATION = "location"
 """Key in the metadata of a savepoint's materialization: its location, as `restore_from` takes it."""

@@ -18,7 +18,7 @@ from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.savepoints.metadata import LOCATION, Savepoint, describe, read_savepoint, resume_metadata
 from dagster_checkpoints.plugin.time_limits import TimeLimit
 from dagster_checkpoints.spark.job.events import SavepointDone
-from dagster_checkpoints.storage import CheckpointStorage
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 
 SAVEPOINTS_OF = "dagster_checkpoints/savepoints_of"
 """Key in the metadata of the asset: name of the pipeline whose savepoints are its partitions."""

@@ -10,10 +10,11 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from dagster_checkpoints.errors import MissingCheckpoint, StorageError
 from dagster_checkpoints.plugin.savepoints.metadata import LOCATION, MADE_BY, TRIGGERED
 from dagster_checkpoints.plugin.savepoints.recording import SavepointAsset
 from dagster_checkpoints.plugin.settings import KnownSettings
-from dagster_checkpoints.storage import CheckpointStorage, MissingCheckpoint, StorageError
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 
 STAMP = "%Y%m%dT%H%M%SZ"
 _STAMP = re.compile(r"\d{8}T\d{6}Z")

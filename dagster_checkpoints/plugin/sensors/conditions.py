@@ -13,10 +13,10 @@ from typing import TypeVar
 import dagster as dg
 
 from dagster_checkpoints.control import StageStatus
+from dagster_checkpoints.files.store import ObjectInfo
 from dagster_checkpoints.pipeline import Pipeline, StageKind, StageRows
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import RunningPipeline
 from dagster_checkpoints.plugin.stage_assets import FINISHED_BEFORE, reports_end
-from dagster_checkpoints.storage import ObjectInfo
 
 Argument = TypeVar("Argument")
 _AT_ONCE = 200

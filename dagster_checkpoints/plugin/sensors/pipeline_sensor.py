@@ -15,21 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import dagster as dg
 
 from dagster_checkpoints.control import Answer, PipelineControl, PipelineStatus
-from dagster_checkpoints.execution.pipeline_state import describe_end
+from dagster_checkpoints.errors import CorruptStatus, OutcomeUnknown, StorageUnavailable, UnknownRequest, WriteConflict
+from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end
+from dagster_checkpoints.files.store import ObjectInfo
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.pipeline.number_values import is_count
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, write_cursor
 from dagster_checkpoints.plugin.time_limits import TimeLimit, TimeLimitExceeded
-from dagster_checkpoints.storage import (
-    CorruptStatus,
-    ObjectInfo,
-    OutcomeUnknown,
-    PipelineState,
-    StorageUnavailable,
-    UnknownRequest,
-    WriteConflict,
-)
 
 if TYPE_CHECKING:
     from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource

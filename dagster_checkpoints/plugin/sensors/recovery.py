@@ -11,6 +11,8 @@ from typing import Any
 import dagster as dg
 
 from dagster_checkpoints.control import PipelineControl, PipelineStatus
+from dagster_checkpoints.errors import CorruptStatus
+from dagster_checkpoints.execution.pipeline_state import PipelineState
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.pipeline.number_values import is_count, is_number
@@ -22,7 +24,6 @@ from dagster_checkpoints.plugin.sensors.pipeline_sensor import SensorTick, pipel
 from dagster_checkpoints.plugin.sensors.run_retries import pending_retry
 from dagster_checkpoints.plugin.sensors.waiting_runs import OwnerAction, owner_action
 from dagster_checkpoints.plugin.stage_assets import PIPELINE, run_selection, stage_keys
-from dagster_checkpoints.storage import CorruptStatus, PipelineState
 
 _LONGEST_PAUSE = 300.0
 

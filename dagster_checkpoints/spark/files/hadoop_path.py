@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from dagster_checkpoints.files.store import ObjectStore
 from dagster_checkpoints.spark.jvm import jvm_of
-from dagster_checkpoints.storage import ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

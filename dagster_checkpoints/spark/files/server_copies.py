@@ -8,9 +8,11 @@ from __future__ import annotations
 from contextlib import suppress
 from uuid import uuid4
 
+from dagster_checkpoints.errors import InvalidStorageUrl, StorageError
+from dagster_checkpoints.files.store import ObjectStore
 from dagster_checkpoints.spark.files.hadoop_path import HadoopPath
 from dagster_checkpoints.spark.files.work_path import WorkPath
-from dagster_checkpoints.storage import CopyTarget, InvalidStorageUrl, ObjectStore, StorageError
+from dagster_checkpoints.storage.state_files import CopyTarget
 
 SMALLEST_SERVER_COPY = 1 << 20
 """Size in bytes of the smallest file that the server copies: for a smaller one its requests take longer than the bytes."""

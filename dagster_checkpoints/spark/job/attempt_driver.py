@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Set
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
+from dagster_checkpoints.errors import CorruptStateFile, MissingStateFile, StorageUnavailable
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import JobMachineEvent
@@ -28,7 +29,6 @@ from dagster_checkpoints.spark.session.ended_session import session_end
 from dagster_checkpoints.spark.session.spark_session import check_session
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.spark.tasks.task import Task
-from dagster_checkpoints.storage import CorruptStateFile, MissingStateFile, StorageUnavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

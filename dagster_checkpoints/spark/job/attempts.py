@@ -29,7 +29,8 @@ from dagster_checkpoints.spark.tasks.messages import (
     TaskReported,
     TaskWaiting,
 )
-from dagster_checkpoints.storage import StateSource, StoredFile
+from dagster_checkpoints.storage.state_files import StoredFile
+from dagster_checkpoints.storage.state_sources import StateSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

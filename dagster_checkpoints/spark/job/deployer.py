@@ -55,7 +55,7 @@ from dagster_checkpoints.spark.tasks.task_sink import TaskSink
 from dagster_checkpoints.state.errors import RestoreError
 from dagster_checkpoints.state.metadata import LastCommit
 from dagster_checkpoints.state.row_counts import rows_of_finished
-from dagster_checkpoints.storage import CheckpointStorage
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,7 +13,7 @@ from dagster_checkpoints.control.history import Entries, StageSample
 from dagster_checkpoints.control.history_segments import HistorySegments
 from dagster_checkpoints.report.building import build_report
 from dagster_checkpoints.report.page import page
-from dagster_checkpoints.storage import CheckpointStorage
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 
 PAGE_SECONDS = 60.0
 """Seconds between two versions of the page."""

@@ -34,6 +34,7 @@ from dagster_checkpoints.execution.job_events import JobMachineEvent, JobOutcome
 from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.job_phases import JobPhase
 from dagster_checkpoints.execution.job_requests import AnswerRequest
+from dagster_checkpoints.execution.pipeline_state import JobState
 from dagster_checkpoints.execution.trace import made
 from dagster_checkpoints.spark.errors import JobFailedError
 from dagster_checkpoints.spark.job import events
@@ -49,7 +50,6 @@ from dagster_checkpoints.spark.job.source_watch import SourceWatch
 from dagster_checkpoints.spark.job.status_reporter import StatusReporter
 from dagster_checkpoints.spark.job.storage_driver import StorageDriver, restored_state
 from dagster_checkpoints.spark.tasks.messages import TaskCommitRefused, TaskCommitted
-from dagster_checkpoints.storage import JobState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,7 +19,9 @@ from dagster_checkpoints.control.metrics import PipelineMetrics
 from dagster_checkpoints.control.requests import failure
 from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
 from dagster_checkpoints.coordination.retention import JobStatus
+from dagster_checkpoints.errors import StorageError
 from dagster_checkpoints.execution.job_events import CancelRequested, DrainRequested, EndSourceRequested, FatalError
+from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_owner
 from dagster_checkpoints.execution.start_point import has_ended_before
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.job import events
@@ -36,16 +38,10 @@ from dagster_checkpoints.spark.job.status_reporter import StatusReporter
 from dagster_checkpoints.spark.job.trace_file import check_trace_folder, recording
 from dagster_checkpoints.spark.session.early_session import EarlySession
 from dagster_checkpoints.spark.session.work_directory import WorkDirectory
-from dagster_checkpoints.storage import (
-    CheckpointStorage,
-    LeaseRenewer,
-    Ownership,
-    PipelineState,
-    StorageError,
-    describe_owner,
-    mark_descendants,
-    this_process,
-)
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
+from dagster_checkpoints.storage.ownership import Ownership
+from dagster_checkpoints.storage.processes import mark_descendants, this_process
+from dagster_checkpoints.storage.renewal import LeaseRenewer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from dagster_checkpoints.errors import StorageError
+from dagster_checkpoints.execution.pipeline_state import PipelineState
 from dagster_checkpoints.execution.start_point import is_repeated_start
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.errors import NothingToRestoreError, SelectionError
@@ -19,7 +21,9 @@ from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.job.restoring import StartPoint, choose_start
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.spark.tasks.task_sink import check_new_start
-from dagster_checkpoints.storage import CheckpointStorage, Ownership, PipelineState, StorageError, check_origin
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
+from dagster_checkpoints.storage.origin import check_origin
+from dagster_checkpoints.storage.ownership import Ownership
 
 
 class JobStart:

@@ -14,10 +14,9 @@ from datetime import UTC, datetime
 
 from dagster_checkpoints.control import Answer, ControlRequest, RequestBox
 from dagster_checkpoints.coordination.failures import FailureReason
-from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.errors import DagsterCheckpointsError, OutcomeUnknown, StorageError, StorageUnavailable, WriteConflict
 from dagster_checkpoints.spark.job.job_messages import QueuedRequest
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointDestination, SavepointsInProgress
-from dagster_checkpoints.storage import OutcomeUnknown, StorageError, StorageUnavailable, WriteConflict
 
 KEEP_ANSWERS_SECONDS = 7 * 24 * 3600.0
 SWEEP_SECONDS = 3600.0

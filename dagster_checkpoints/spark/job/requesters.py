@@ -12,10 +12,11 @@ from typing import Any
 
 from dagster_checkpoints.control import Answer, ControlRequest
 from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.errors import StorageError
 from dagster_checkpoints.execution.job_requests import AnswerRequest, Request, RequestReceived
 from dagster_checkpoints.spark.job.job_messages import QueuedRequest
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointDestination, SavepointsInProgress
-from dagster_checkpoints.storage import CheckpointStorage, StorageError
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 
 
 class Requesters:

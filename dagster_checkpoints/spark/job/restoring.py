@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from dagster_checkpoints.execution import start_point
+from dagster_checkpoints.execution.pipeline_state import CheckpointPointer
 from dagster_checkpoints.execution.start_point import (
     ListSavepoints,
     NamedPlace,
@@ -29,7 +30,7 @@ from dagster_checkpoints.state.metadata_file import decode
 from dagster_checkpoints.state.rescaled_instances import note_instances, with_known_instances
 from dagster_checkpoints.state.restore import validate_restore
 from dagster_checkpoints.state.spark_versions import check_spark_version
-from dagster_checkpoints.storage import CheckpointPointer, CheckpointStorage
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 
 StartPoint = start_point.StartPoint[Restored]
 

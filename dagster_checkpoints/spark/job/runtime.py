@@ -15,7 +15,8 @@ from dagster_checkpoints.spark.job.job_messages import Item
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
 from dagster_checkpoints.spark.session.work_directory import WorkDirectory
-from dagster_checkpoints.storage import CheckpointStorage, Ownership
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
+from dagster_checkpoints.storage.ownership import Ownership
 
 
 class DeploymentCanceled(Exception):

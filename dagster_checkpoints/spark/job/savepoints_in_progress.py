@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 from dagster_checkpoints.control import ControlRequest
 from dagster_checkpoints.coordination.checkpoints import CheckpointProperties
+from dagster_checkpoints.errors import InvalidStorageUrl
 from dagster_checkpoints.files.urls import validate_directory
 from dagster_checkpoints.pipeline import Stage
-from dagster_checkpoints.storage import CheckpointStorage, InvalidStorageUrl, SavepointDirectory
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
+from dagster_checkpoints.storage.savepoints import SavepointDirectory
 from dagster_checkpoints.systems.locations import location_of
 
 

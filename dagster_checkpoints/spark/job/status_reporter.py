@@ -37,6 +37,7 @@ from dagster_checkpoints.coordination.checkpoint_record import CheckpointRecord,
 from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
 from dagster_checkpoints.coordination.plan import CheckpointPlan, TaskState
 from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS
+from dagster_checkpoints.errors import StorageError
 from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.job_phases import JobPhase
 from dagster_checkpoints.execution.job_requests import JobRequests
@@ -51,7 +52,7 @@ from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.job.job_reporter import JobReporter
 from dagster_checkpoints.spark.job.reporting import late_rows, stage_rows
 from dagster_checkpoints.spark.job.source_watch import SourceWatch
-from dagster_checkpoints.storage import CheckpointStorage, StorageError
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 
 
 class ReportedJob(Protocol):

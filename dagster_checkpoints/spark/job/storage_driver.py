@@ -10,16 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint
 from dagster_checkpoints.coordination.events import DiscardCheckpoint, DiscardStates, WriteMetadata
+from dagster_checkpoints.errors import StorageError, StorageUnavailable
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import JobMachineEvent, RestorePoint
 from dagster_checkpoints.execution.job_storage import beginning_chosen, ownership_answer, restore_point
+from dagster_checkpoints.execution.pipeline_state import JobState
 from dagster_checkpoints.spark.job.checkpointing import CheckpointWriter
 from dagster_checkpoints.spark.job.job_start import JobStart
 from dagster_checkpoints.spark.job.restoring import StartPoint, read_restored
 from dagster_checkpoints.spark.job.runtime import Runtime
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
-from dagster_checkpoints.storage import JobState, StorageError, StorageUnavailable
 
 
 class StorageDriver:

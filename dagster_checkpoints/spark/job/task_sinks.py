@@ -18,7 +18,7 @@ from dagster_checkpoints.spark.tasks.held_rows import HeldRows
 from dagster_checkpoints.spark.tasks.task_sink import TaskSink, sink_context
 from dagster_checkpoints.state.fitted_checkpoint import SettledInstance
 from dagster_checkpoints.state.metadata import LastCommit
-from dagster_checkpoints.storage import Ownership
+from dagster_checkpoints.storage.ownership import Ownership
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -28,7 +28,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from dagster_checkpoints.spark.session.java import cache_directory
-from dagster_checkpoints.storage import without_owner_mark
+from dagster_checkpoints.storage.processes import without_owner_mark
 
 OPTIONS = "SPARK_SUBMIT_OPTS"
 """The environment variable whose options Spark's launcher puts in front of those that the user's Spark settings name."""

@@ -38,7 +38,8 @@ from dagster_checkpoints.state.metadata import (
 )
 from dagster_checkpoints.state.redistribution import redistribute_operator_states
 from dagster_checkpoints.state.restore import RestorePlan
-from dagster_checkpoints.storage import CheckpointStorage, SavepointDirectory
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
+from dagster_checkpoints.storage.savepoints import SavepointDirectory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

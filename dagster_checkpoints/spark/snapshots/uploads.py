@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier, TaskStatistics
 from dagster_checkpoints.coordination.events import Acknowledged, Declined
 from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.errors import StorageError
 from dagster_checkpoints.execution.elements import EndOfData, EndOfPartition, WatermarkAt, WatermarkStatus
 from dagster_checkpoints.execution.task_events import PinnedChannel
 from dagster_checkpoints.pipeline import TaskId
@@ -36,7 +37,8 @@ from dagster_checkpoints.state.metadata import (
     TaskSnapshot,
     in_flight_files,
 )
-from dagster_checkpoints.storage import LocalSource, StateSource, StorageError, StoredFile
+from dagster_checkpoints.storage.state_files import StoredFile
+from dagster_checkpoints.storage.state_sources import LocalSource, StateSource
 
 
 @dataclass(frozen=True)

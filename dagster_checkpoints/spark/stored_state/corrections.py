@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.files.opening import open_store
+from dagster_checkpoints.files.store import ObjectStore
 from dagster_checkpoints.pipeline.names import suggestion
 from dagster_checkpoints.spark.query.query_log import QueryLog
 from dagster_checkpoints.state.metadata import (
@@ -22,8 +24,9 @@ from dagster_checkpoints.state.metadata import (
     task_files,
 )
 from dagster_checkpoints.state.metadata_file import encode
-from dagster_checkpoints.storage import CheckpointStorage, ObjectStore, SavepointDirectory, open_store
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 from dagster_checkpoints.storage.locating import StoredCheckpoint, opened_at
+from dagster_checkpoints.storage.savepoints import SavepointDirectory
 
 ListCorrections = Mapping[str, Mapping[str, Mapping[str, Sequence[Any]]]]
 """By stage, name of the state and instance: all values."""

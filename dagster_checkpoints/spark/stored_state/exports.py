@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dagster_checkpoints.files.opening import open_store
+from dagster_checkpoints.files.store import ObjectStore
 from dagster_checkpoints.files.urls import local_path, url_scheme
 from dagster_checkpoints.pipeline.names import suggestion
 from dagster_checkpoints.spark.query.query_log import QueryLog
@@ -17,7 +19,6 @@ from dagster_checkpoints.spark.stored_state.plain_checkpoints import begin_file_
 from dagster_checkpoints.state.errors import UnknownStage
 from dagster_checkpoints.state.metadata import ChainMetadata, CheckpointMetadata, TaskSnapshot
 from dagster_checkpoints.state.plain_queries import ExportRefused, export_problems
-from dagster_checkpoints.storage import ObjectStore, open_store
 from dagster_checkpoints.storage.locating import StoredCheckpoint, opened_at
 
 

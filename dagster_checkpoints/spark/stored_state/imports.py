@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dagster_checkpoints.files.opening import open_store
+from dagster_checkpoints.files.store import ObjectStore
 from dagster_checkpoints.files.urls import validate_directory
 from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId, build_chains, fused_in
 from dagster_checkpoints.spark.errors import SnapshotError
@@ -57,7 +59,8 @@ from dagster_checkpoints.state.recording import recorded_chains, recorded_stages
 from dagster_checkpoints.state.restore import validate_restore
 from dagster_checkpoints.state.spark_versions import check_spark_version
 from dagster_checkpoints.state.stage_names import with_uids
-from dagster_checkpoints.storage import CheckpointStorage, ObjectStore, StateSource, open_store
+from dagster_checkpoints.storage.checkpoints import CheckpointStorage
+from dagster_checkpoints.storage.state_sources import StateSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pyspark.sql.types import StructType
 
+from dagster_checkpoints.files.opening import open_store
+from dagster_checkpoints.files.store import ObjectStore
 from dagster_checkpoints.pipeline import ChannelId
 from dagster_checkpoints.pipeline.names import suggestion
 from dagster_checkpoints.spark.query.query_log import QueryLog
@@ -28,7 +30,6 @@ from dagster_checkpoints.state.metadata import (
     TaskSnapshot,
 )
 from dagster_checkpoints.state.spark_versions import check_spark_version
-from dagster_checkpoints.storage import ObjectStore, open_store
 from dagster_checkpoints.storage.locating import StoredCheckpoint, opened_at
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 from dagster_checkpoints.spark.tasks.commit_checks import CheckedRows, CommitChecks
 from dagster_checkpoints.spark.tasks.held_rows import HeldRows
 from dagster_checkpoints.state.metadata import LastCommit
-from dagster_checkpoints.storage import Ownership
+from dagster_checkpoints.storage.ownership import Ownership
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

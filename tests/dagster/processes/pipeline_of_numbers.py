@@ -8,7 +8,8 @@ from pathlib import Path
 import dagster as dg
 import pyarrow.parquet as pq
 
-from dagster_checkpoints.storage import CheckpointStorage, PipelineState, open_store
+from dagster_checkpoints.execution.pipeline_state import PipelineState
+from dagster_checkpoints.storage import CheckpointStorage, open_store
 
 
 class PipelineOfNumbers:

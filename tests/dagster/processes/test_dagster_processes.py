@@ -16,9 +16,10 @@ import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 
+from dagster_checkpoints.errors import StorageError
 from dagster_checkpoints.plugin.stage_assets import reports_end
 from dagster_checkpoints.state.metadata_file import decode
-from dagster_checkpoints.storage import CheckpointStorage, StorageError, open_store
+from dagster_checkpoints.storage import CheckpointStorage, open_store
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 LOCATION = Path(__file__).with_name("live_location.py")

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
+from dagster_checkpoints.errors import CorruptStateFile, MissingStateFile
 from dagster_checkpoints.pipeline import Pipeline, stage, unbounded_source
 from dagster_checkpoints.spark.errors import NothingToRestoreError
 from dagster_checkpoints.spark.job.events import JobStarted
 from dagster_checkpoints.state.errors import CorruptMetadata, UnknownMetadataVersion
 from dagster_checkpoints.state.metadata_file import _header, decode
-from dagster_checkpoints.storage import CorruptStateFile, MissingStateFile
 
 ROWS = "k string, ts timestamp, v long"
 FILES = 4

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
+from dagster_checkpoints.errors import CorruptStateFile, MissingSavepoint, MissingStateFile
 from dagster_checkpoints.pipeline import Pipeline, stage, unbounded_source
 from dagster_checkpoints.spark.errors import NothingToRestoreError
 from dagster_checkpoints.spark.job.events import JobStarted, SavepointDone
 from dagster_checkpoints.state.claim import ClaimMode
 from dagster_checkpoints.state.errors import CorruptMetadata
 from dagster_checkpoints.state.metadata_file import decode
-from dagster_checkpoints.storage import CorruptStateFile, MissingSavepoint, MissingStateFile, open_store
+from dagster_checkpoints.storage import open_store
 
 ROWS = "k string, ts timestamp, v long"
 PER_FILE = 40

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from dagster_checkpoints.errors import MissingSavepoint
 from dagster_checkpoints.pipeline import Pipeline, Stage, unbounded_source
 from dagster_checkpoints.spark.job.events import JobStarted
 from dagster_checkpoints.spark.stored_state import CorrectionError, correct_savepoint, read_state
 from dagster_checkpoints.state.metadata_file import decode
-from dagster_checkpoints.storage import MissingSavepoint, open_store
+from dagster_checkpoints.storage import open_store
 from dagster_checkpoints.storage.locating import opened_at
 
 ROWS = "v long"

@@ -15,11 +15,11 @@ import pytest
 from dagster_checkpoints.control import NoRunningPipeline
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.restarts import NoRestart
+from dagster_checkpoints.errors import PipelineOwned
 from dagster_checkpoints.spark.job.events import JobStarted
 from dagster_checkpoints.spark.job.job_execution import JobExecution
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.state.metadata_file import decode
-from dagster_checkpoints.storage import PipelineOwned
 from tests.spark.processes import crash_runner
 from tests.spark.processes.killed_runs import DEADLINE, LIVE_FILES, ROWS, Child, Feed
 

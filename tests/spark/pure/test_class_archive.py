@@ -16,7 +16,7 @@ from dagster_checkpoints.spark.session import class_archive
 from dagster_checkpoints.spark.session.class_archive import OPTIONS, ClassArchive
 from dagster_checkpoints.spark.session.class_archive_maker import NEEDED_CLASS, make_archive
 from dagster_checkpoints.spark.session.java import find_java_home
-from dagster_checkpoints.storage import mark_descendants, this_process
+from dagster_checkpoints.storage.processes import mark_descendants, this_process
 
 LOCAL = {"spark.master": "local[2]"}
 CLASS = "java/util/concurrent/ForkJoinPool"

@@ -11,6 +11,7 @@ from py4j.java_gateway import GatewayParameters, JavaGateway, JavaObject
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
 
 from dagster_checkpoints import StageContext, bounded_source
+from dagster_checkpoints.errors import CorruptStateFile
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.spark.errors import StageFailedError
@@ -21,7 +22,6 @@ from dagster_checkpoints.spark.session.ended_session import SparkEndedError, ses
 from dagster_checkpoints.spark.tasks.messages import TaskRaised
 from dagster_checkpoints.spark.tasks.source_task import BatchTask
 from dagster_checkpoints.spark.tasks.stage_errors import StageErrors
-from dagster_checkpoints.storage import CorruptStateFile
 
 
 def session(answer: bool | Exception = False, *, exit_code: int | None = None, stopped_here: bool = False) -> Any:

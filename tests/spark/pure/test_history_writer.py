@@ -17,13 +17,14 @@ from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.restarts import NoRestart
 from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.execution.job_events import JobOutcome
+from dagster_checkpoints.execution.pipeline_state import Owner
 from dagster_checkpoints.pipeline import Pipeline, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.job.events import JobRestarting, JobStarted, SparkStarting, StageFinished
 from dagster_checkpoints.spark.job.history_recorder import HistoryRecorder
 from dagster_checkpoints.spark.job.history_writer import HistoryWriter
 from dagster_checkpoints.spark.job.job_options import JobOptions
-from dagster_checkpoints.storage import CheckpointStorage, Owner, open_store
+from dagster_checkpoints.storage import CheckpointStorage, open_store
 
 AT = datetime(2026, 1, 31, tzinfo=UTC)
 

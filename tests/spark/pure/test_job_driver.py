@@ -15,6 +15,7 @@ from dagster_checkpoints.control import Answer, ControlRequest
 from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint
 from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.coordination.retention import JobStatus
+from dagster_checkpoints.errors import StorageUnavailable
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import Failure, JobOutcome
@@ -26,7 +27,6 @@ from dagster_checkpoints.spark.job.job_driver import JobDriver, _error
 from dagster_checkpoints.spark.job.job_messages import QueuedRequest, failure_of
 from dagster_checkpoints.spark.job.requesters import Requesters
 from dagster_checkpoints.spark.job.runtime import DeploymentCanceled, Runtime
-from dagster_checkpoints.storage import StorageUnavailable
 
 
 class Destinations:

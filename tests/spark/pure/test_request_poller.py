@@ -16,7 +16,8 @@ from dagster_checkpoints.errors import CorruptAnswer, OutcomeUnknown, StorageErr
 from dagster_checkpoints.spark.job.job_messages import QueuedRequest
 from dagster_checkpoints.spark.job.request_poller import RequestPoller
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
-from dagster_checkpoints.storage import CheckpointStorage, open_store, this_process
+from dagster_checkpoints.storage import CheckpointStorage, open_store
+from dagster_checkpoints.storage.processes import this_process
 
 
 @pytest.mark.parametrize(

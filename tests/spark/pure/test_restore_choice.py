@@ -15,6 +15,7 @@ import pytest
 from dagster_checkpoints import ParquetSink, Pipeline, unbounded_source
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.restarts import NoRestart
+from dagster_checkpoints.execution.pipeline_state import Owner
 from dagster_checkpoints.execution.start_point import is_repeated_start
 from dagster_checkpoints.spark.errors import NothingToRestoreError
 from dagster_checkpoints.spark.job.job_options import JobOptions
@@ -31,7 +32,7 @@ from dagster_checkpoints.state.metadata import (
     TaskSnapshot,
 )
 from dagster_checkpoints.state.metadata_file import encode
-from dagster_checkpoints.storage import CheckpointStorage, Owner, open_store
+from dagster_checkpoints.storage import CheckpointStorage, open_store
 
 
 @dataclass(frozen=True)

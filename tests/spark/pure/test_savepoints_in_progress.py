@@ -13,15 +13,12 @@ from typing import Any
 import pytest
 
 from dagster_checkpoints.coordination.checkpoints import CheckpointProperties
+from dagster_checkpoints.errors import CheckpointDiscarded, InvalidStorageUrl
+from dagster_checkpoints.execution.pipeline_state import Owner
+from dagster_checkpoints.files.local import LocalStore
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointDestination, SavepointsInProgress
-from dagster_checkpoints.storage import (
-    CheckpointDiscarded,
-    CheckpointStorage,
-    InvalidStorageUrl,
-    LocalStore,
-    Owner,
-    SavepointDirectory,
-)
+from dagster_checkpoints.storage import CheckpointStorage
+from dagster_checkpoints.storage.savepoints import SavepointDirectory
 
 PROPERTIES = CheckpointProperties.for_savepoint(request_id="nightly")
 

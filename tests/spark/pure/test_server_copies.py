@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from dagster_checkpoints.files.local import LocalStore
 from dagster_checkpoints.files.s3 import S3Store
+from dagster_checkpoints.files.store import ObjectStore
 from dagster_checkpoints.spark.errors import SnapshotError
 from dagster_checkpoints.spark.files.hadoop_path import FileStatus, HadoopPath
 from dagster_checkpoints.spark.files.server_copies import SMALLEST_SERVER_COPY, server_copy_target, try_server_copies
 from dagster_checkpoints.spark.snapshots.pinned_queries import RemoteSource
-from dagster_checkpoints.storage import LocalStore, ObjectStore
 from resources.embedded_s3 import EmbeddedS3
 
 

@@ -17,12 +17,13 @@ from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
 from dagster_checkpoints.coordination.events import Acknowledged, CheckpointRequested, MetadataWriteFailed, TaskStateChanged
 from dagster_checkpoints.coordination.plan import TaskState
 from dagster_checkpoints.coordination.restarts import NoRestart
+from dagster_checkpoints.execution.pipeline_state import Owner
 from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, Pipeline, TaskId, Vertex, VertexEdge, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.job import status_reporter
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.job.status_reporter import StatusReporter
-from dagster_checkpoints.storage import CheckpointStorage, Owner, open_store
+from dagster_checkpoints.storage import CheckpointStorage, open_store
 
 OPTIONS = JobOptions(CheckpointConfig(interval=60.0), NoRestart(), Path("/nowhere"))
 

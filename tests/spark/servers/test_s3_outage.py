@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from dagster_checkpoints.errors import StorageUnavailable
 from dagster_checkpoints.pipeline import Pipeline, stage, unbounded_source
 from dagster_checkpoints.spark.errors import JobFailedError
 from dagster_checkpoints.spark.job.events import CheckpointNotDone, JobStarted
-from dagster_checkpoints.storage import CheckpointStorage, StorageUnavailable, open_store
+from dagster_checkpoints.storage import CheckpointStorage, open_store
 from resources.embedded_s3 import EmbeddedS3
 from tests.spark.test_recovery_failures import ROWS, check_history, in_hours
 
