@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.environment import BenchFailed, Environment, JobRun
-from dagster_checkpoints.control import Answer, ControlRequest
+from dagster_checkpoints.control.requests import Answer, ControlRequest
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.job.events import JobEvent
 from dagster_checkpoints.spark.job.job_execution import JobExecution

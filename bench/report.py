@@ -12,13 +12,6 @@ from typing import Any
 
 from bench.environment import Environment
 from bench.measures import Measure, below
-from dagster_checkpoints.control import (
-    CheckpointCountsStatus,
-    InstanceStatus,
-    PendingStatus,
-    PipelineStatus,
-    StageStatus,
-)
 from dagster_checkpoints.control.history import (
     CheckpointEntry,
     Entries,
@@ -31,6 +24,7 @@ from dagster_checkpoints.control.history import (
     VertexParts,
 )
 from dagster_checkpoints.control.history_segments import HistorySegments, read_history
+from dagster_checkpoints.control.status import CheckpointCountsStatus, InstanceStatus, PendingStatus, PipelineStatus, StageStatus
 from dagster_checkpoints.execution.pipeline_state import Owner
 from dagster_checkpoints.report.building import build_report
 from dagster_checkpoints.report.page import page

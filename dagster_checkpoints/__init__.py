@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dagster_checkpoints.control import HealthThresholds
+    from dagster_checkpoints.control.health import HealthThresholds
     from dagster_checkpoints.errors import DagsterCheckpointsError
     from dagster_checkpoints.pipeline import (
         CommitCheckResult,
@@ -75,7 +75,7 @@ _WHERE = {
     "DiscoveryContext": "pipeline",
     "FileSink": "sinks",
     "FileSplits": "sources",
-    "HealthThresholds": "control",
+    "HealthThresholds": "control.health",
     "IcebergSink": "sinks",
     "InputAsset": "pipeline",
     "KafkaSink": "sinks",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from dagster_checkpoints.control import NoRunningPipeline, RequestTimedOut
 from dagster_checkpoints.control.health import InvalidThresholdError
+from dagster_checkpoints.control.pipeline_control import NoRunningPipeline, RequestTimedOut
 from dagster_checkpoints.errors import (
     DagsterCheckpointsError,
     InvalidKey,

@@ -9,7 +9,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal
 
-from dagster_checkpoints.control import PipelineStatus
+from dagster_checkpoints.control.status import PipelineStatus
 from dagster_checkpoints.pipeline import EdgePattern, Pipeline, StageKind, build_chains, channel_reasons
 from dagster_checkpoints.state.metadata import CheckpointMetadata
 from dagster_checkpoints.state.restore import fitted

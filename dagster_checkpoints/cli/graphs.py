@@ -14,7 +14,7 @@ from dagster_checkpoints.cli.locate import LOCATION_HELP, locate, located
 from dagster_checkpoints.cli.output import write, write_json
 from dagster_checkpoints.cli.status_view import current
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
-from dagster_checkpoints.control import PipelineStatus, read_status
+from dagster_checkpoints.control.status import PipelineStatus, read_status
 from dagster_checkpoints.errors import StorageError, StorageUnavailable
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.state.errors import StateError

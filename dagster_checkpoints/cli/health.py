@@ -12,8 +12,15 @@ from dagster_checkpoints.cli.exits import Exit, NothingThere
 from dagster_checkpoints.cli.output import table, write, write_json
 from dagster_checkpoints.cli.seconds import Seconds
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
-from dagster_checkpoints.control import DEFAULT_THRESHOLDS, HealthMemory, HealthProblem, HealthThresholds, health_of, read_status
-from dagster_checkpoints.control.health import COUNTS
+from dagster_checkpoints.control.health import (
+    COUNTS,
+    DEFAULT_THRESHOLDS,
+    HealthMemory,
+    HealthProblem,
+    HealthThresholds,
+    health_of,
+)
+from dagster_checkpoints.control.status import read_status
 from dagster_checkpoints.execution.pipeline_state import describe_end
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 

@@ -23,7 +23,7 @@ from dagster_checkpoints.cli.output import (
 )
 from dagster_checkpoints.cli.status_view import next_start, sign_in_words
 from dagster_checkpoints.cli.storage_options import StorageOptions, pipelines, storage_options
-from dagster_checkpoints.control import last_sign
+from dagster_checkpoints.control.last_sign import last_sign
 from dagster_checkpoints.errors import StorageError, StorageUnavailable
 from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end, describe_owner
 from dagster_checkpoints.state.errors import StateError

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from dagster_checkpoints.control import watermark_moment
+from dagster_checkpoints.control.status import watermark_moment
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -27,15 +27,9 @@ from dagster_checkpoints.cli.seconds import Seconds
 from dagster_checkpoints.cli.standard_output import with_outcome
 from dagster_checkpoints.cli.status_view import current
 from dagster_checkpoints.cli.storage_options import StorageOptions, asked_by, storage_options
-from dagster_checkpoints.control import (
-    NO_RUNNING_PIPELINE,
-    Answer,
-    ControlRequest,
-    PipelineControl,
-    PipelineStatus,
-    RequestHandle,
-    RequestTimedOut,
-)
+from dagster_checkpoints.control.pipeline_control import PipelineControl, RequestHandle, RequestTimedOut
+from dagster_checkpoints.control.requests import NO_RUNNING_PIPELINE, Answer, ControlRequest
+from dagster_checkpoints.control.status import PipelineStatus
 from dagster_checkpoints.errors import StorageError
 from dagster_checkpoints.execution.job_requests import BoundedSources
 from dagster_checkpoints.files.urls import url_scheme

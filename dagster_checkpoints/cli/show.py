@@ -23,7 +23,7 @@ from dagster_checkpoints.cli.output import (
 )
 from dagster_checkpoints.cli.status_view import next_start, status_as_json, status_as_text
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
-from dagster_checkpoints.control import read_status
+from dagster_checkpoints.control.status import read_status
 from dagster_checkpoints.execution.pipeline_state import PipelineState
 from dagster_checkpoints.state.metadata import CheckpointMetadata
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage

@@ -16,14 +16,8 @@ from dagster_checkpoints.cli.output import (
     table,
     watermark_in_words,
 )
-from dagster_checkpoints.control import (
-    CompletedCheckpointStatus,
-    InstanceStatus,
-    LastSign,
-    PipelineStatus,
-    StageStatus,
-    last_sign,
-)
+from dagster_checkpoints.control.last_sign import LastSign, last_sign
+from dagster_checkpoints.control.status import CompletedCheckpointStatus, InstanceStatus, PipelineStatus, StageStatus
 from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end
 from dagster_checkpoints.execution.source_answers import Silence, silence_in_short, silence_text
 

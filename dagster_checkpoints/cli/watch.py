@@ -14,8 +14,9 @@ from dagster_checkpoints.cli.output import console, seconds_in_words, write, wri
 from dagster_checkpoints.cli.seconds import Seconds
 from dagster_checkpoints.cli.status_view import current, status_as_json, status_as_text
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
-from dagster_checkpoints.control import SILENT_INTERVALS, LastSign, PipelineStatus, last_sign, read_status
+from dagster_checkpoints.control.last_sign import SILENT_INTERVALS, LastSign, last_sign
 from dagster_checkpoints.control.pipeline_control import OwnerWatch
+from dagster_checkpoints.control.status import PipelineStatus, read_status
 from dagster_checkpoints.errors import StorageUnavailable
 from dagster_checkpoints.execution.pipeline_state import PipelineState
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage

@@ -15,7 +15,7 @@ import dagster as dg
 from dagster.components.core.context import ComponentLoadContext
 from pydantic import BaseModel, Field
 
-from dagster_checkpoints.control import HealthThresholds
+from dagster_checkpoints.control.health import HealthThresholds
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.names import check_name

@@ -8,7 +8,7 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_checkpoints.control import watermark_moment
+from dagster_checkpoints.control.status import watermark_moment
 from dagster_checkpoints.pipeline import Pipeline
 
 

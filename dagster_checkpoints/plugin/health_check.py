@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_checkpoints.control import (
-    DEFAULT_THRESHOLDS,
-    HealthMemory,
-    HealthProblem,
-    HealthThresholds,
-    PipelineControl,
-    PipelineStatus,
-    health_of,
-)
+from dagster_checkpoints.control.health import DEFAULT_THRESHOLDS, HealthMemory, HealthProblem, HealthThresholds, health_of
+from dagster_checkpoints.control.pipeline_control import PipelineControl
+from dagster_checkpoints.control.status import PipelineStatus
 from dagster_checkpoints.errors import CorruptStatus
 from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end
 from dagster_checkpoints.pipeline import Pipeline

@@ -14,7 +14,7 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_checkpoints.control import Answer, ControlRequest
+from dagster_checkpoints.control.requests import Answer, ControlRequest
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.interrupts import interrupts_delayed

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from logging.handlers import QueueHandler
 from queue import Empty, SimpleQueue
 
-from dagster_checkpoints.control import Answer, ControlRequest
+from dagster_checkpoints.control.requests import Answer, ControlRequest
 from dagster_checkpoints.spark.job.events import JobEvent, JobResult
 from dagster_checkpoints.spark.job.job_execution import JobExecution
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_checkpoints.control import DEFAULT_THRESHOLDS, HealthThresholds
+from dagster_checkpoints.control.health import DEFAULT_THRESHOLDS, HealthThresholds
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.number_values import is_count

@@ -19,8 +19,8 @@ from dagster_aws.s3 import S3Resource
 from dagster_pyspark import LazyPySparkResource, PySparkResource
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from dagster_checkpoints.control import PipelineControl
 from dagster_checkpoints.control.metrics import check_metrics_available
+from dagster_checkpoints.control.pipeline_control import PipelineControl
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.errors import InvalidCheckpointConfig
 from dagster_checkpoints.coordination.restarts import (

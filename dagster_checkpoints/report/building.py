@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from math import ceil
 
-from dagster_checkpoints.control import PipelineStatus
 from dagster_checkpoints.control.history import CheckpointEntry, Entries, Measured
+from dagster_checkpoints.control.status import PipelineStatus
 from dagster_checkpoints.report.stages import edges, series, stages
 from dagster_checkpoints.report.timeline import runs, timeline
 from dagster_checkpoints.report.values import CheckpointDetail, CheckpointRow, Counts, PendingRow, PipelineReport, SummaryRow

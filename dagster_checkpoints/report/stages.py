@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from dagster_checkpoints.control import PipelineStatus, StageStatus
 from dagster_checkpoints.control.history import HistorySample
+from dagster_checkpoints.control.status import PipelineStatus, StageStatus
 from dagster_checkpoints.report.values import EdgeRow, StageRow, StageSeries
 
 _POINTS = 240

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import Row
 from pyspark.sql import functions as F
 
-from dagster_checkpoints.control import ControlRequest
+from dagster_checkpoints.control.requests import ControlRequest
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.restarts import NoRestart
 from dagster_checkpoints.files.opening import open_store

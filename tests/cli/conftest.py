@@ -17,16 +17,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dagster_checkpoints.cli.app import app
-from dagster_checkpoints.control import (
-    Answer,
+from dagster_checkpoints.control.request_box import RequestBox
+from dagster_checkpoints.control.requests import Answer, ControlRequest
+from dagster_checkpoints.control.status import (
     CheckpointCountsStatus,
     CompletedCheckpointStatus,
-    ControlRequest,
     FailureStatus,
     InstanceStatus,
     PendingStatus,
     PipelineStatus,
-    RequestBox,
     StageStatus,
     StopStatus,
     VertexPart,

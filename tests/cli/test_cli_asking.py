@@ -11,7 +11,9 @@ import msgspec
 import pytest
 
 from dagster_checkpoints.cli import requests as asking
-from dagster_checkpoints.control import Answer, ControlRequest, InstanceStatus, RequestBox, StageStatus
+from dagster_checkpoints.control.request_box import RequestBox
+from dagster_checkpoints.control.requests import Answer, ControlRequest
+from dagster_checkpoints.control.status import InstanceStatus, StageStatus
 
 
 def done(request: ControlRequest, **changes: Any) -> Answer:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from dagster_checkpoints.cli import health as command
-from dagster_checkpoints.control import SilenceStatus
+from dagster_checkpoints.control.status import SilenceStatus
 
 
 def test_a_healthy_pipeline(world: Any) -> None:

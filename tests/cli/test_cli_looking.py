@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,7 +21,8 @@ from dagster_checkpoints.cli import watch as watching
 from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.cli.output import json_line, watermark_in_words, write_json
 from dagster_checkpoints.cli.state import parsed
-from dagster_checkpoints.control import InstanceStatus, SilenceStatus, SplitsStatus, StageStatus, write_status
+from dagster_checkpoints.control import last_sign
+from dagster_checkpoints.control.status import InstanceStatus, SilenceStatus, SplitsStatus, StageStatus, write_status
 from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
@@ -460,8 +460,7 @@ def test_watch_ends_when_the_run_has_died(local: Any, monkeypatch: pytest.Monkey
     """Its process has ended; of another machine's: by this process's clock its lease was not renewed for its whole length."""
     clock, gone = [1000.0], []
     monkeypatch.setattr(watching, "monotonic", lambda: clock[0])
-    signs = sys.modules["dagster_checkpoints.control.last_sign"]  # the package's attribute of this name is the function
-    monkeypatch.setattr(signs, "is_gone", lambda owner, observer: bool(gone))
+    monkeypatch.setattr(last_sign, "is_gone", lambda owner, observer: bool(gone))
     local.run()
     local.checkpoint(42)
     local.status()

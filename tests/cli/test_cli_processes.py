@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.control import Answer
+from dagster_checkpoints.control.requests import Answer
 from dagster_checkpoints.storage.root import NoStorageError, storage_root
 
 HEAVY = ("boto3", "dagster", "pandas", "pyarrow", "pyspark")

@@ -20,15 +20,9 @@ from dagster_checkpoints import (
     stage,
     unbounded_source,
 )
-from dagster_checkpoints.control import (
-    Answer,
-    ControlRequest,
-    InstanceStatus,
-    PipelineStatus,
-    RequestBox,
-    StageStatus,
-    write_status,
-)
+from dagster_checkpoints.control.request_box import RequestBox
+from dagster_checkpoints.control.requests import Answer, ControlRequest
+from dagster_checkpoints.control.status import InstanceStatus, PipelineStatus, StageStatus, write_status
 from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
 from dagster_checkpoints.execution.pipeline_state import JobState, Owner
 from dagster_checkpoints.plugin.run_events import RunReporter

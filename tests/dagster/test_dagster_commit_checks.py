@@ -23,7 +23,7 @@ from dagster_checkpoints import (
     stage,
     unbounded_source,
 )
-from dagster_checkpoints.control import read_status
+from dagster_checkpoints.control.status import read_status
 from dagster_checkpoints.spark.job.events import CommitRefused, JobEvent, SinkCommitted
 from dagster_checkpoints.storage import CheckpointStorage, open_store
 

@@ -18,7 +18,7 @@ from dagster_checkpoints import (
     build_pipeline_defs,
     health_check,
 )
-from dagster_checkpoints.control import CompletedCheckpointStatus
+from dagster_checkpoints.control.status import CompletedCheckpointStatus
 from dagster_checkpoints.plugin.sensors.health import REPEAT_SECONDS
 from dagster_checkpoints.plugin.stage_assets import checkpoints_key
 

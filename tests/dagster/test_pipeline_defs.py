@@ -25,7 +25,7 @@ from dagster_checkpoints import (
     stage,
     unbounded_source,
 )
-from dagster_checkpoints.control import HealthThresholds, InvalidThresholdError
+from dagster_checkpoints.control.health import HealthThresholds, InvalidThresholdError
 from dagster_checkpoints.pipeline.errors import InvalidNameError
 from dagster_checkpoints.plugin import pipeline_defs
 from dagster_checkpoints.plugin.component import ComponentAttributeError

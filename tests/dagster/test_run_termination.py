@@ -14,7 +14,7 @@ import dagster as dg
 import pytest
 
 from dagster_checkpoints import CommitCheckResult, Pipeline
-from dagster_checkpoints.control import Answer, ControlRequest
+from dagster_checkpoints.control.requests import Answer, ControlRequest
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.restarts import NoRestart
 from dagster_checkpoints.coordination.retention import JobStatus

@@ -36,8 +36,10 @@ from dagster_checkpoints import (
     testing,
 )
 from dagster_checkpoints.cli.app import app
-from dagster_checkpoints.control import Answer, ControlRequest, PipelineControl, RequestBox
+from dagster_checkpoints.control import PipelineControl
 from dagster_checkpoints.control.metrics import METRICS
+from dagster_checkpoints.control.request_box import RequestBox
+from dagster_checkpoints.control.requests import Answer, ControlRequest
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.execution import pipeline_state, trace

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.report import history_of, report_of, status_of
-from dagster_checkpoints.control import InstanceStatus, PipelineStatus, StageStatus
 from dagster_checkpoints.control.history import (
     CheckpointEntry,
     Entries,
@@ -24,6 +23,7 @@ from dagster_checkpoints.control.history import (
     StageSample,
     VertexParts,
 )
+from dagster_checkpoints.control.status import InstanceStatus, PipelineStatus, StageStatus
 from dagster_checkpoints.report.building import DETAILED, build_report
 from dagster_checkpoints.report.page import as_json, page
 from dagster_checkpoints.report.stages import series

@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_checkpoints.control import Answer, ControlRequest, PipelineControl
+from dagster_checkpoints.control import PipelineControl
+from dagster_checkpoints.control.requests import Answer, ControlRequest
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.restarts import FixedDelayRestart, NoRestart
 from dagster_checkpoints.errors import OutcomeUnknown, Precondition, StorageUnavailable

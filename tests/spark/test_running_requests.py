@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.control import NoRunningPipeline, PipelineStatus, RequestFailed
+from dagster_checkpoints.control import NoRunningPipeline, RequestFailed
+from dagster_checkpoints.control.status import PipelineStatus
 from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 from dagster_checkpoints.errors import RequestConflict
 from dagster_checkpoints.pipeline import Pipeline, Stage, stage, unbounded_source

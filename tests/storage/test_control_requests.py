@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from dagster_checkpoints.control import Answer, ControlRequest, RequestBox
-from dagster_checkpoints.control.request_box import LIST_SECONDS, TICK_SECONDS
+from dagster_checkpoints.control.request_box import LIST_SECONDS, TICK_SECONDS, RequestBox
+from dagster_checkpoints.control.requests import Answer, ControlRequest
 from dagster_checkpoints.errors import (
     CorruptAnswer,
     CorruptRequest,

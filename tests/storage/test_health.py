@@ -9,21 +9,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from dagster_checkpoints.control import (
-    CheckpointCountsStatus,
-    CompletedCheckpointStatus,
-    FailureStatus,
+from dagster_checkpoints.control.health import (
+    APART_SECONDS,
+    SAMPLES,
     HealthMemory,
     HealthProblem,
     HealthThresholds,
-    InstanceStatus,
     InvalidThresholdError,
+    health_of,
+)
+from dagster_checkpoints.control.status import (
+    CheckpointCountsStatus,
+    CompletedCheckpointStatus,
+    FailureStatus,
+    InstanceStatus,
     PipelineStatus,
     SilenceStatus,
     StageStatus,
-    health_of,
 )
-from dagster_checkpoints.control.health import APART_SECONDS, SAMPLES
 from dagster_checkpoints.execution.pipeline_state import Job, Lease, Owner, PipelineState
 
 NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)

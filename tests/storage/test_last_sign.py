@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from dagster_checkpoints.control import PipelineStatus, last_sign
-from dagster_checkpoints.control.status import Phase
+from dagster_checkpoints.control.last_sign import last_sign
+from dagster_checkpoints.control.status import Phase, PipelineStatus
 from dagster_checkpoints.execution.pipeline_state import Lease, Owner, PipelineState
 
 BEHIND_THE_START: tuple[Phase, ...] = ("running", "restarting", "stopping")

@@ -8,16 +8,16 @@ from datetime import UTC, datetime
 import pytest
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from dagster_checkpoints.control import (
+from dagster_checkpoints.control import metrics
+from dagster_checkpoints.control.metrics import PREFIX, MetricsUnavailableError, PipelineMetrics, check_metrics_available
+from dagster_checkpoints.control.status import (
     CheckpointCountsStatus,
     CompletedCheckpointStatus,
     InstanceStatus,
     PendingStatus,
     PipelineStatus,
     StageStatus,
-    metrics,
 )
-from dagster_checkpoints.control.metrics import PREFIX, MetricsUnavailableError, PipelineMetrics, check_metrics_available
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 STATUS = PipelineStatus(

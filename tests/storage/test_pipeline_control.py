@@ -11,15 +11,9 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.control import (
-    Answer,
-    ControlRequest,
-    NoRunningPipeline,
-    PipelineControl,
-    RequestBox,
-    RequestFailed,
-    RequestTimedOut,
-)
+from dagster_checkpoints.control import NoRunningPipeline, PipelineControl, RequestFailed, RequestTimedOut
+from dagster_checkpoints.control.request_box import RequestBox
+from dagster_checkpoints.control.requests import Answer, ControlRequest
 from dagster_checkpoints.errors import InvalidRequest, RequestConflict, StorageUnavailable, UnknownRequest
 from dagster_checkpoints.execution.pipeline_state import Owner
 from dagster_checkpoints.files.local import LocalStore

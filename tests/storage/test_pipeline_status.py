@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dagster_checkpoints.control import (
+from dagster_checkpoints.control.status import (
     CheckpointCountsStatus,
     CompletedCheckpointStatus,
     FailureStatus,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
-from dagster_checkpoints.control import Answer, PipelineControl, RequestFailed, RequestHandle
+from dagster_checkpoints.control.pipeline_control import PipelineControl, RequestFailed, RequestHandle
+from dagster_checkpoints.control.requests import Answer
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.address_metadata import address_metadata

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import dagster as dg
 
-from dagster_checkpoints.control import StageStatus
+from dagster_checkpoints.control.status import StageStatus
 from dagster_checkpoints.files.store import ObjectInfo
 from dagster_checkpoints.pipeline import Pipeline, StageKind, StageRows
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import RunningPipeline

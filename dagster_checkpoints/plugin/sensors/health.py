@@ -6,7 +6,8 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_checkpoints.control import DEFAULT_THRESHOLDS, HealthMemory, HealthThresholds, PipelineControl, health_of
+from dagster_checkpoints.control.health import DEFAULT_THRESHOLDS, HealthMemory, HealthThresholds, health_of
+from dagster_checkpoints.control.pipeline_control import PipelineControl
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.health_check import NAME, evaluation, newest_status
 from dagster_checkpoints.plugin.savepoints import RESOURCE

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import dagster as dg
 
-from dagster_checkpoints.control import Answer, PipelineControl, PipelineStatus
+from dagster_checkpoints.control.pipeline_control import PipelineControl
+from dagster_checkpoints.control.requests import Answer
+from dagster_checkpoints.control.status import PipelineStatus
 from dagster_checkpoints.errors import CorruptStatus, OutcomeUnknown, StorageUnavailable, UnknownRequest, WriteConflict
 from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end
 from dagster_checkpoints.files.store import ObjectInfo

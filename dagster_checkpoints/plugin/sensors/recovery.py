@@ -10,7 +10,8 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_checkpoints.control import PipelineControl, PipelineStatus
+from dagster_checkpoints.control.pipeline_control import PipelineControl
+from dagster_checkpoints.control.status import PipelineStatus
 from dagster_checkpoints.errors import CorruptStatus
 from dagster_checkpoints.execution.pipeline_state import PipelineState
 from dagster_checkpoints.pipeline import Pipeline

@@ -14,7 +14,8 @@ from typing import Generic, TypeVar
 import dagster as dg
 import msgspec
 
-from dagster_checkpoints.control import Answer, NoRunningPipeline, PipelineControl
+from dagster_checkpoints.control.pipeline_control import NoRunningPipeline, PipelineControl
+from dagster_checkpoints.control.requests import Answer
 from dagster_checkpoints.errors import UnknownRequest
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import RunningPipeline, SensorTick, request_id, skip

@@ -8,7 +8,8 @@ from functools import partial
 import dagster as dg
 import msgspec
 
-from dagster_checkpoints.control import Answer, NoRunningPipeline, PipelineControl
+from dagster_checkpoints.control.pipeline_control import NoRunningPipeline, PipelineControl
+from dagster_checkpoints.control.requests import Answer
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.plugin.savepoints import RESOURCE

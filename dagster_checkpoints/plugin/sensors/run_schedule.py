@@ -8,7 +8,7 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_checkpoints.control import last_sign
+from dagster_checkpoints.control.last_sign import last_sign
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.savepoints import RESOURCE
 from dagster_checkpoints.plugin.sensors.pipeline_runs import runs_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import dagster as dg
 import msgspec
 
-from dagster_checkpoints.control import Answer
+from dagster_checkpoints.control.requests import Answer
 from dagster_checkpoints.execution.job_requests import BoundedSources
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.durations import check_seconds

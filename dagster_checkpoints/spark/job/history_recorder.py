@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from dagster_checkpoints.control import PipelineStatus, StageStatus
 from dagster_checkpoints.control.history import (
     CheckpointEntry,
     Entries,
@@ -20,6 +19,7 @@ from dagster_checkpoints.control.history import (
     StageSample,
     VertexParts,
 )
+from dagster_checkpoints.control.status import PipelineStatus, StageStatus
 from dagster_checkpoints.coordination.checkpoint_record import (
     CheckpointRecord,
     CheckpointStatus,

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from dagster_checkpoints.control import PipelineStatus
 from dagster_checkpoints.control.history import Entries, StageSample
 from dagster_checkpoints.control.history_segments import HistorySegments
+from dagster_checkpoints.control.status import PipelineStatus
 from dagster_checkpoints.report.building import build_report
 from dagster_checkpoints.report.page import page
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.control import NO_RUNNING_PIPELINE, Answer, ControlRequest, RequestBox
 from dagster_checkpoints.control.metrics import PipelineMetrics
-from dagster_checkpoints.control.requests import failure
+from dagster_checkpoints.control.request_box import RequestBox
+from dagster_checkpoints.control.requests import NO_RUNNING_PIPELINE, Answer, ControlRequest, failure
 from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
 from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.errors import StorageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dagster_checkpoints.control import Answer, ControlRequest
+from dagster_checkpoints.control.requests import Answer, ControlRequest
 from dagster_checkpoints.errors import repeats_by_nature
 from dagster_checkpoints.execution.job_events import Failure, JobMachineEvent
 from dagster_checkpoints.spark.tasks.messages import StartProgress, TaskCommitRefused, TaskCommitted

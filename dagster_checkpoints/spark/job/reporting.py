@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Literal
 
-from dagster_checkpoints.control import ControlRequest
+from dagster_checkpoints.control.requests import ControlRequest
 from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint, TaskStatistics
 from dagster_checkpoints.coordination.statistics import CheckpointCounts
 from dagster_checkpoints.pipeline import Chain, TaskId, total_rows

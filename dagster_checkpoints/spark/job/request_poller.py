@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from dagster_checkpoints.control import Answer, ControlRequest, RequestBox
+from dagster_checkpoints.control.request_box import RequestBox
+from dagster_checkpoints.control.requests import Answer, ControlRequest
 from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.errors import DagsterCheckpointsError, OutcomeUnknown, StorageError, StorageUnavailable, WriteConflict
 from dagster_checkpoints.spark.job.job_messages import QueuedRequest

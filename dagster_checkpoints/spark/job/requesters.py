@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from dagster_checkpoints.control import Answer, ControlRequest
+from dagster_checkpoints.control.requests import Answer, ControlRequest
 from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.errors import StorageError
 from dagster_checkpoints.execution.job_requests import AnswerRequest, Request, RequestReceived

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dagster_checkpoints.control import ControlRequest
+from dagster_checkpoints.control.requests import ControlRequest
 from dagster_checkpoints.coordination.checkpoints import CheckpointProperties
 from dagster_checkpoints.errors import InvalidStorageUrl
 from dagster_checkpoints.files.urls import validate_directory

@@ -15,7 +15,7 @@ import time
 from collections.abc import Set
 from datetime import UTC, datetime
 
-from dagster_checkpoints.control import Answer, ControlRequest
+from dagster_checkpoints.control.requests import Answer, ControlRequest
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.spark.job.job_messages import QueuedRequest
 from dagster_checkpoints.spark.tasks.messages import StartProgress, TaskFirstBatch

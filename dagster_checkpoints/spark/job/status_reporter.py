@@ -15,7 +15,10 @@ from typing import Protocol
 
 import msgspec
 
-from dagster_checkpoints.control import (
+from dagster_checkpoints.control.clocks import CLOCKS, Clocks
+from dagster_checkpoints.control.history import Entries
+from dagster_checkpoints.control.metrics import PipelineMetrics
+from dagster_checkpoints.control.status import (
     CheckpointCountsStatus,
     CompletedCheckpointStatus,
     FailureStatus,
@@ -30,9 +33,6 @@ from dagster_checkpoints.control import (
     VertexPart,
     write_status,
 )
-from dagster_checkpoints.control.clocks import CLOCKS, Clocks
-from dagster_checkpoints.control.history import Entries
-from dagster_checkpoints.control.metrics import PipelineMetrics
 from dagster_checkpoints.coordination.checkpoint_record import CheckpointRecord, VertexStatistics
 from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
 from dagster_checkpoints.coordination.plan import CheckpointPlan, TaskState

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from dagster_checkpoints.control import PipelineStatus
+from dagster_checkpoints.control.status import PipelineStatus
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.spark.job.events import FirstBatch
 

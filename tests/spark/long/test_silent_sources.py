@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from dagster_checkpoints.control import read_status
+from dagster_checkpoints.control.status import read_status
 from dagster_checkpoints.execution import source_answers
 from dagster_checkpoints.pipeline import Pipeline, unbounded_source
 from dagster_checkpoints.spark.job.events import CheckpointDone, SourceAnswered, SourceSilent

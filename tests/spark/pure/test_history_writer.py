@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.control import InstanceStatus, PipelineStatus, StageStatus, StopStatus
 from dagster_checkpoints.control.history import Entries, EventEntry, HistorySample, StageSample
 from dagster_checkpoints.control.history_segments import read_history
+from dagster_checkpoints.control.status import InstanceStatus, PipelineStatus, StageStatus, StopStatus
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.restarts import NoRestart
 from dagster_checkpoints.coordination.retention import JobStatus

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.control import Answer, ControlRequest
+from dagster_checkpoints.control.requests import Answer, ControlRequest
 from dagster_checkpoints.coordination.checkpoints import CompletedCheckpoint
 from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.coordination.retention import JobStatus

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.control import Answer, ControlRequest, RequestBox
+from dagster_checkpoints.control.request_box import RequestBox
+from dagster_checkpoints.control.requests import Answer, ControlRequest
 from dagster_checkpoints.errors import CorruptAnswer, OutcomeUnknown, StorageError, StorageUnavailable, WriteConflict
 from dagster_checkpoints.spark.job.job_messages import QueuedRequest
 from dagster_checkpoints.spark.job.request_poller import RequestPoller

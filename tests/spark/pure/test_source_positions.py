@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dagster_checkpoints.control import Answer
+from dagster_checkpoints.control.requests import Answer
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.spark.job.source_positions import SourcePositions
 from dagster_checkpoints.spark.tasks.messages import TaskFirstBatch, TaskQueryStarted

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.control import InstanceStatus, PipelineStatus, StageStatus
 from dagster_checkpoints.control.clocks import Clocks
+from dagster_checkpoints.control.status import InstanceStatus, PipelineStatus, StageStatus
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
 from dagster_checkpoints.coordination.events import Acknowledged, CheckpointRequested, MetadataWriteFailed, TaskStateChanged
