@@ -91,7 +91,7 @@ class CheckpointCoordinator:
         self._last_completion: float | None = None
         self.statistics = CheckpointStatistics(graph, config.history)
         if restored is not None:
-            self.statistics.restored(restored)
+            self.statistics.restored()
         self._failing = False
         """FailJob was returned, and the job has neither restarted nor ended yet: nothing is triggered."""
         self._shut_down = False
@@ -127,11 +127,6 @@ class CheckpointCoordinator:
     def finalizing(self) -> int | None:
         """The checkpoint whose metadata is being written; its outcome must be known before a restart."""
         return self._pending.finalizing
-
-    @property
-    def stopping(self) -> str | None:
-        """Id of the request of the stop that is under way; None without one."""
-        return self._stop.request_id if self._stop is not None else None
 
     @property
     def restarts_all_tasks(self) -> bool:
@@ -423,9 +418,8 @@ class CheckpointCoordinator:
         self._schedule = CheckpointSchedule(self.config)
         if event.restored is not None:
             actions += self._pending.restored(event.restored)
-        latest = event.restored or self.latest_completed
-        if latest is not None:
-            self.statistics.restored(latest)
+        if event.restored is not None or self.latest_completed is not None:
+            self.statistics.restored()
         return actions
 
     def _shutdown(self, event: Shutdown) -> list[CoordinatorAction]:

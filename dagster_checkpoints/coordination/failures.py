@@ -24,7 +24,6 @@ class FailureReason(Enum):
     CHECKPOINT_EXPIRED = "The checkpoint did not complete within its timeout."
     CHECKPOINT_SUBSUMED = "A newer checkpoint has completed."
     CHECKPOINT_DECLINED = "A task declined the checkpoint."
-    CHECKPOINT_DECLINED_TASK_NOT_READY = "A task was not ready for a checkpoint."
     CHECKPOINT_DECLINED_TASK_CLOSING = "A task ended before it acknowledged."
     CHECKPOINT_DECLINED_SUBSUMED = "The barrier of a newer checkpoint arrived first."
     CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER = "A cancellation arrived on an input."
@@ -34,8 +33,6 @@ class FailureReason(Enum):
     JOB_FAILURE = "The job has failed."
     JOB_FAILOVER_REGION = "A part of the job is restarting."
     TASK_FAILURE = "A task has failed."
-    TASK_CHECKPOINT_FAILURE = "A task's own part of the checkpoint failed."
-    UNKNOWN_TASK_CHECKPOINT_NOTIFICATION_FAILURE = "A task could not be notified of the outcome."
     FINALIZE_CHECKPOINT_FAILURE = "The checkpoint's metadata could not be written."
     TRIGGER_CHECKPOINT_FAILURE = "A task could not be triggered."
 

@@ -115,7 +115,6 @@ class CheckpointStatistics:
         """The latest completed checkpoint, not savepoint."""
         self.latest_savepoint: CheckpointRecord | None = None
         self.latest_failed: CheckpointRecord | None = None
-        self.latest_restored: CompletedCheckpoint | None = None
 
     @property
     def counts(self) -> CheckpointCounts:
@@ -168,10 +167,9 @@ class CheckpointStatistics:
             elif type(action) is CheckpointFailed:
                 self._failed(action, now)
 
-    def restored(self, checkpoint: CompletedCheckpoint) -> None:
-        """The job is started from this checkpoint."""
+    def restored(self) -> None:
+        """The job is started from a checkpoint."""
         self._numbers["restored"] += 1
-        self.latest_restored = checkpoint
 
     def _triggered(self, action: CheckpointTriggered, now: float) -> None:
         self._numbers["triggered"] += 1

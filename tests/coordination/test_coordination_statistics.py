@@ -67,7 +67,6 @@ def test_nothing_yet(graph_of: Graphs) -> None:
     assert (counts.savepoints, counts.restored) == (0, 0)
     assert statistics.history == statistics.in_progress == ()
     assert statistics.latest_completed is statistics.latest_savepoint is statistics.latest_failed is None
-    assert statistics.latest_restored is None
     assert statistics.summary.duration == Distribution(0, 0, 0, 0, ())
     assert statistics.summary.duration.percentile(99) == 0
     assert statistics.record(1) is None
@@ -83,7 +82,6 @@ def test_a_job_that_begins_from_a_checkpoint_counts_it(graph_of: Graphs) -> None
         restored=begun_from,
     )
     assert coordinator.statistics.counts == CheckpointCounts(restored=1)
-    assert coordinator.statistics.latest_restored is begun_from
     coordinator.handle(TasksRestarting(), 0.0)
     assert coordinator.statistics.counts.restored == 2
 
@@ -296,10 +294,8 @@ def test_how_often_the_job_was_restored(graph_of: Graphs) -> None:
     job.trigger()
     job.complete(1)
     job.do(TasksRestarting())
-    assert job.statistics.latest_restored == job.coordinator.latest_completed
-    found = CompletedCheckpoint(2, "found in the store")
-    job.do(TasksRestarting(restored=found))
-    assert job.statistics.latest_restored == found
+    assert job.statistics.counts.restored == 1
+    job.do(TasksRestarting(restored=CompletedCheckpoint(2, "found in the store")))
     assert job.statistics.counts.restored == 2
-    job.statistics.restored(found)
+    job.statistics.restored()
     assert job.statistics.counts.restored == 3
