@@ -47,9 +47,8 @@ from dagster_checkpoints.execution.elements import (
     WatermarkAt,
     WatermarkStatus,
 )
-from dagster_checkpoints.execution.gate_actions import GateAction
 from dagster_checkpoints.execution.gate_intake import GateIntake
-from dagster_checkpoints.execution.gate_snapshots import GateSnapshots, PinDue
+from dagster_checkpoints.execution.gate_snapshots import GateSnapshots, InputsCaptured, PinDue
 from dagster_checkpoints.execution.input_channel import GateChannel, InputChannel, InputChannelTable
 from dagster_checkpoints.execution.task_events import (
     AddToTable,
@@ -61,6 +60,7 @@ from dagster_checkpoints.execution.task_events import (
     EvaluateOnce,
     Forward,
     HoldQuery,
+    OpenTo,
     QueryBuilt,
     QueryConsumed,
     QueryHeld,
@@ -71,7 +71,25 @@ from dagster_checkpoints.execution.task_events import (
     StartQuery,
     TaskOpened,
     UnreadBarrier,
+    WatermarkReached,
 )
+
+GateAction = (
+    BuildQuery
+    | StartQuery
+    | EvaluateOnce
+    | OpenTo
+    | AddToTable
+    | Forward
+    | WatermarkReached
+    | HoldQuery
+    | PinDue
+    | InputsCaptured
+    | DropSnapshot
+    | AbortAlignment
+    | life.EndOfDataReceived
+)
+"""What a task has to do for its gate."""
 
 
 class InputGate:

@@ -33,10 +33,9 @@ from dagster_checkpoints.coordination.plan import TaskState
 from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, EndOfPartition, WatermarkAt
 from dagster_checkpoints.execution.fused_sources import FusedSource, FusedSources
-from dagster_checkpoints.execution.gate_actions import GateAction
 from dagster_checkpoints.execution.gate_snapshots import InputsCaptured, PinDue
 from dagster_checkpoints.execution.input_channel import GateChannel
-from dagster_checkpoints.execution.input_gate import InputGate
+from dagster_checkpoints.execution.input_gate import GateAction, InputGate
 from dagster_checkpoints.execution.messages import EndInput
 from dagster_checkpoints.execution.source_backlog import SourceBacklog
 from dagster_checkpoints.execution.split_events import AssignSplit, NoMoreSplits
