@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -43,35 +42,19 @@ from dagster_checkpoints.storage.state_files import (
     F,
     HashedFile,
     StateFileLike,
+    StateFileProblem,
     StoredFile,
     copy_files,
     fetch_file,
     hash_file,
     put_file,
-    read_through,
     run_all,
+    state_file_problem,
 )
 from dagster_checkpoints.storage.state_sources import StateSource, as_source
 
 _REMEDY = "Nothing was restored from it. Restore the object from a copy of the savepoint, or restore from another one"
 _NAMED_IN_ERRORS = 5
-
-
-@dataclass(frozen=True)
-class StateFileProblem:
-    """A state file that differs from what the metadata says.
-
-    Args:
-        sha256: the file's sha256 in the metadata.
-        expected: what the metadata says, as text for users.
-        found: what storage holds, as text for users.
-        where: the file's URL.
-    """
-
-    sha256: str
-    expected: str
-    found: str
-    where: str
 
 
 # Created at import: two threads that decode a type for the first time at the same moment crash msgspec.
@@ -270,14 +253,7 @@ class SavepointDirectory:
 
         def check(named: tuple[str, int]) -> StateFileProblem | None:
             sha256, size = named
-            key = self._state_key(sha256)
-            try:
-                found_size, found = read_through(self._store, key)
-            except NotFound:
-                return self._problem(sha256, f"{size} bytes", "no object")
-            if (found_size, found) == (size, sha256):
-                return None
-            return self._problem(sha256, f"{size} bytes with this sha256", f"{found_size} bytes with sha256 {found}")
+            return state_file_problem(self._store, self._state_key(sha256), sha256, size)
 
         return [problem for problem in run_all(self._executor(), check, files.items()) if problem is not None]
 
@@ -396,9 +372,6 @@ class SavepointDirectory:
         return CheckpointDiscarded(
             f"savepoint {self.url} was deleted while its files were being stored; the others are not stored"
         )
-
-    def _problem(self, sha256: str, expected: str, found: str) -> StateFileProblem:
-        return StateFileProblem(sha256, expected, found, f"{self._store.url}/{self._state_key(sha256)}")
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}{name}"

@@ -30,6 +30,7 @@ from dagster_checkpoints.storage.state_sources import FileIdentity, StateSource
 _CHUNK = 1024 * 1024
 _SMALL = 8 * 1024 * 1024
 _FETCH_ATTEMPTS = 3
+NO_OBJECT = "no object"
 REMEDY = (
     "Nothing was restored from it. Restore the object from a backup or a replica, or say explicitly that the "
     "run may restore from an older retained checkpoint"
@@ -310,6 +311,35 @@ def read_through(store: ObjectStore, key: str, target: BinaryIO | None = None) -
             if attempt == _FETCH_ATTEMPTS - 1:
                 raise
     raise AssertionError("unreachable")
+
+
+@dataclass(frozen=True)
+class StateFileProblem:
+    """A state file that differs from what the metadata says.
+
+    Args:
+        sha256: the file's sha256 in the metadata.
+        expected: what the metadata says, as text for users.
+        found: what storage holds, as text for users.
+        where: the file's URL.
+    """
+
+    sha256: str
+    expected: str
+    found: str
+    where: str
+
+
+def state_file_problem(store: ObjectStore, key: str, sha256: str, size: int) -> StateFileProblem | None:
+    """Read a state file, and compare it with its sha256 and size; None if it is as it was written. Raises as the object store."""
+    where = f"{store.url}/{key}"
+    try:
+        found_size, found = read_through(store, key)
+    except NotFound:
+        return StateFileProblem(sha256, f"{size} bytes", NO_OBJECT, where)
+    if (found_size, found) == (size, sha256):
+        return None
+    return StateFileProblem(sha256, f"{size} bytes with this sha256", f"{found_size} bytes with sha256 {found}", where)
 
 
 def _hash(path: Path, size: int) -> tuple[str, bytes | None]:

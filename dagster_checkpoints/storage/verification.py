@@ -20,8 +20,7 @@ from dagster_checkpoints.state.restore import RestorePlan, validate_restore
 from dagster_checkpoints.state.spark_versions import check_spark_version
 from dagster_checkpoints.state.views import PipelineView
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
-from dagster_checkpoints.storage.savepoints import StateFileProblem
-from dagster_checkpoints.storage.state_files import read_through
+from dagster_checkpoints.storage.state_files import NO_OBJECT, StateFileProblem, state_file_problem
 
 ProblemKind = Literal[
     "missing_metadata",
@@ -36,7 +35,6 @@ ProblemKind = Literal[
 """The first three end the verification; the next three concern one file each; the last ones the pipeline."""
 
 _PARALLEL_READS = 8
-_NO_OBJECT = "no object"
 _FILE_REMEDY = "Restore from another checkpoint or savepoint, or put the file back from a copy"
 
 
@@ -177,15 +175,7 @@ def _verify_shared(storage: CheckpointStorage, metadata: CheckpointMetadata) -> 
     """Verify the files of a checkpoint, which are stored in `shared/`."""
 
     def check(file: StateFile) -> StateFileProblem | None:
-        key = storage.layout.shared_file(file.name)
-        where, expected = f"{storage.store.url}/{key}", f"{file.size} bytes"
-        try:
-            size, sha256 = read_through(storage.store, key)
-        except NotFound:
-            return StateFileProblem(file.sha256, expected, _NO_OBJECT, where)
-        if (size, sha256) == (file.size, file.sha256):
-            return None
-        return StateFileProblem(file.sha256, f"{expected} with this sha256", f"{size} bytes with sha256 {sha256}", where)
+        return state_file_problem(storage.store, storage.layout.shared_file(file.name), file.sha256, file.size)
 
     files = {file.name: file for _, file in _files(metadata)}
     with ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="verify") as pool:
@@ -206,7 +196,7 @@ def _check_still_there(storage: CheckpointStorage, location: str, url: str) -> N
 def _file_problem(problem: StateFileProblem, size: int, needed_by: str) -> Problem:
     what = f"state file {needed_by}: expected {problem.expected}, found {problem.found} (sha256 {problem.sha256})"
     kind: ProblemKind
-    if problem.found == _NO_OBJECT:
+    if problem.found == NO_OBJECT:
         kind = "missing_file"
     else:
         kind = "wrong_content" if problem.found.startswith(f"{size} bytes ") else "wrong_size"

@@ -13,6 +13,7 @@ from dagster_checkpoints.errors import InvalidKey, MissingCheckpoint, StorageUna
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.state.metadata_file import decode
+from dagster_checkpoints.storage import state_files
 from dagster_checkpoints.storage import verification as verified_by
 from dagster_checkpoints.storage.verification import file_sizes, verify_savepoint
 
@@ -133,14 +134,14 @@ def test_missing_metadata_is_found_and_the_existing_savepoints_are_named(taken: 
 
 def test_a_checkpoint_that_its_pipeline_deletes_meanwhile_is_not_damaged(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     local.run()
-    location, read = local.checkpoint(42), verified_by.read_through
+    location, read = local.checkpoint(42), state_files.read_through
 
     def read_late(store: Any, key: str) -> tuple[int, str]:
         if local.storage.list_checkpoints():
             local.storage.delete_checkpoint(location)
         return read(store, key)
 
-    monkeypatch.setattr(verified_by, "read_through", read_late)
+    monkeypatch.setattr(state_files, "read_through", read_late)
     monkeypatch.setattr(verified_by, "_PARALLEL_READS", 1)
     with pytest.raises(MissingCheckpoint, match=r"chk-42-1 to stay while it was verified.*a newer one has replaced it"):
         verify_savepoint(local.storage, location)
