@@ -10,7 +10,6 @@ from dagster_checkpoints.execution.checkpoint_deletion import (
     DeleteSavepoint,
     DiscardFiles,
     ForgetCheckpoint,
-    FoundMetadata,
     IsRegistered,
     ListMetadata,
     SweepFiles,
@@ -88,7 +87,7 @@ class CheckpointDeletion:
         def perform(request: object) -> object:
             match request:
                 case ListMetadata():
-                    return [FoundMetadata(stored.location, stored.epoch) for stored in self._metadata.stored()]
+                    return self._metadata.stored()
                 case IsRegistered(location):
                     return self._metadata.key(location) in self._shared.registry.checkpoints()
                 case DeleteMetadata(location):

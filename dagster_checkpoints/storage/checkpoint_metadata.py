@@ -5,23 +5,13 @@ Must not know what their bytes say, who owns the pipeline, nor savepoints.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from dagster_checkpoints.errors import InvalidKey, MissingCheckpoint, NotFound
+from dagster_checkpoints.execution.checkpoint_deletion import FoundMetadata
 from dagster_checkpoints.execution.checkpoint_writing import write_metadata
 from dagster_checkpoints.execution.storage_steps import drive
 from dagster_checkpoints.files.store import ObjectStore
-from dagster_checkpoints.storage.created_objects import MetadataObject
+from dagster_checkpoints.storage.created_objects import metadata_performer
 from dagster_checkpoints.storage.layout import METADATA, CheckpointKey, Layout
-
-
-@dataclass(frozen=True)
-class StoredMetadata:
-    """A ``_metadata`` found in storage, of a completed checkpoint or not."""
-
-    checkpoint_id: int
-    epoch: int
-    location: str
 
 
 class MetadataFiles:
@@ -40,7 +30,7 @@ class MetadataFiles:
         """Create a checkpoint's ``_metadata`` only if it is absent. Returns its location; raises as the object store."""
         location = self._layout.checkpoint(checkpoint_id, epoch)
         subject = f"checkpoint {checkpoint_id} of epoch {epoch} was written before, and a checkpoint never changes"
-        drive(write_metadata(), MetadataObject(self._store, self._layout.at(location, METADATA), data, subject).perform)
+        drive(write_metadata(), metadata_performer(self._store, self._layout.at(location, METADATA), data, subject))
         return location
 
     def read(self, location: str) -> bytes:
@@ -58,15 +48,15 @@ class MetadataFiles:
                 f"Checkpoints there: {stored}. Restore from one of these, or start without restoring"
             ) from error
 
-    def stored(self) -> list[StoredMetadata]:
+    def stored(self) -> list[FoundMetadata]:
         """Every ``_metadata`` in storage, newest first, whether its checkpoint was ever completed or not."""
         stored = []
         for info in self._store.list(self._layout.checkpoints):
             location, _, name = info.key.removeprefix(f"{self._layout.pipeline}/").rpartition("/")
             key = self._layout.parse_checkpoint(location)
             if name == METADATA and key is not None:
-                stored.append(StoredMetadata(key.checkpoint_id, key.epoch, location))
-        return sorted(stored, key=lambda metadata: (metadata.epoch, metadata.checkpoint_id), reverse=True)
+                stored.append((key.epoch, key.checkpoint_id, location))
+        return [FoundMetadata(location, epoch) for epoch, _, location in sorted(stored, reverse=True)]
 
     def delete(self, location: str) -> None:
         """Delete a checkpoint's ``_metadata`` if it exists."""

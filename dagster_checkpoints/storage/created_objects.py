@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dagster_checkpoints.errors import AlreadyExists
 from dagster_checkpoints.execution import checkpoint_writing
 from dagster_checkpoints.execution.checkpoint_writing import CompareObject, CreateObject
@@ -18,8 +20,8 @@ def create_if_absent(store: ObjectStore, key: str, data: bytes) -> bool:
     return drive(checkpoint_writing.create_if_absent(), lambda _: store.put(key, data, "create"))
 
 
-class MetadataObject:
-    """Performs the requests for one ``_metadata`` file, which never changes.
+def metadata_performer(store: ObjectStore, key: str, data: bytes, subject: str) -> Callable[[object], None]:
+    """Performs the requests for one ``_metadata`` file, which never changes: :class:`CreateObject` and :class:`CompareObject`.
 
     Args:
         store: the object store that holds the file.
@@ -28,21 +30,14 @@ class MetadataObject:
         subject: the checkpoint of the metadata, and why other bytes are wrong, for the text of errors.
     """
 
-    def __init__(self, store: ObjectStore, key: str, data: bytes, subject: str) -> None:
-        self._store = store
-        self._key = key
-        self._data = data
-        self._subject = subject
-
-    def perform(self, request: object) -> None:
-        """Perform a :class:`CreateObject` or :class:`CompareObject`."""
+    def perform(request: object) -> None:
         match request:
             case CreateObject():
-                self._store.put(self._key, self._data, "create")
+                store.put(key, data, "create")
             case CompareObject():
-                if self._store.get(self._key) != self._data:
-                    raise AlreadyExists(
-                        f"expected no metadata at {self._store.url}/{self._key}, found metadata of other content: {self._subject}"
-                    )
+                if store.get(key) != data:
+                    raise AlreadyExists(f"expected no metadata at {store.url}/{key}, found metadata of other content: {subject}")
             case _:
-                raise TypeError(f"expected a request for {self._store.url}/{self._key}, found {request!r}")
+                raise TypeError(f"expected a request for {store.url}/{key}, found {request!r}")
+
+    return perform

@@ -33,7 +33,7 @@ from dagster_checkpoints.execution.checkpoint_deletion import (
 from dagster_checkpoints.execution.checkpoint_writing import CheckStateFiles, RenewLease, complete_savepoint
 from dagster_checkpoints.execution.storage_steps import drive
 from dagster_checkpoints.files.store import ObjectInfo, ObjectStore
-from dagster_checkpoints.storage.created_objects import MetadataObject
+from dagster_checkpoints.storage.created_objects import metadata_performer
 from dagster_checkpoints.storage.layout import INCOMPLETE, METADATA, STATE, sha256_in, validate_sha256
 from dagster_checkpoints.storage.ownership import Ownership
 from dagster_checkpoints.storage.shared_files import SharedFiles
@@ -161,7 +161,7 @@ class SavepointDirectory:
             OutcomeUnknown: it is unknown whether the metadata was written; delete nothing.
         """
         subject = "a savepoint never changes"
-        metadata = MetadataObject(self._store, self._key(METADATA), data, subject)
+        create_metadata = metadata_performer(self._store, self._key(METADATA), data, subject)
         ownership = self._ownership if self.own else None
 
         def perform(request: object) -> object:
@@ -173,7 +173,7 @@ class SavepointDirectory:
                 case RemoveMark():
                     self._store.delete([self._key(INCOMPLETE)])
                 case _:
-                    metadata.perform(request)
+                    create_metadata(request)
             return None
 
         drive(complete_savepoint(self.url, confirm=ownership is not None), perform)
