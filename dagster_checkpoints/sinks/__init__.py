@@ -33,18 +33,18 @@ from dagster_checkpoints.systems.errors import (
 )
 
 if TYPE_CHECKING:
-    from dagster_checkpoints.sinks.delta import DeltaSink
-    from dagster_checkpoints.sinks.files import FileSink, ParquetSink
-    from dagster_checkpoints.sinks.iceberg import IcebergSink
-    from dagster_checkpoints.sinks.kafka import KafkaSink
+    from dagster_checkpoints.sinks.delta.sink import DeltaSink
+    from dagster_checkpoints.sinks.files.sink import FileSink, ParquetSink
+    from dagster_checkpoints.sinks.iceberg.sink import IcebergSink
+    from dagster_checkpoints.sinks.kafka.sink import KafkaSink
     from dagster_checkpoints.sinks.sql.sink import SqlSink
 
 _WHERE = {
-    "DeltaSink": "delta",
-    "FileSink": "files",
-    "IcebergSink": "iceberg",
-    "KafkaSink": "kafka",
-    "ParquetSink": "files",
+    "DeltaSink": "delta.sink",
+    "FileSink": "files.sink",
+    "IcebergSink": "iceberg.sink",
+    "KafkaSink": "kafka.sink",
+    "ParquetSink": "files.sink",
     "SqlSink": "sql.sink",
 }
 

@@ -6,7 +6,3 @@ log say.
 
 The library ``deltalake`` is imported when a table is opened, not before: it is optional.
 """
-
-from dagster_checkpoints.sinks.delta.sink import DeltaSink
-
-__all__ = ["DeltaSink"]

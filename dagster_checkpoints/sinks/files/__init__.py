@@ -5,7 +5,3 @@ commits are whole directories). Below them are :mod:`open_transaction`, :mod:`pa
 files), :mod:`columns`, :mod:`names` and :mod:`records`, and :mod:`target_files` (a file
 system, or S3) and :mod:`hdfs_files`.
 """
-
-from dagster_checkpoints.sinks.files.sink import FileSink, ParquetSink
-
-__all__ = ["FileSink", "ParquetSink"]

@@ -6,7 +6,3 @@ manifests say.
 
 The library ``pyiceberg`` is imported when a table is opened, not before: it is optional.
 """
-
-from dagster_checkpoints.sinks.iceberg.sink import IcebergSink
-
-__all__ = ["IcebergSink"]

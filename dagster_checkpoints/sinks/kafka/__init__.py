@@ -3,7 +3,3 @@
 Read :mod:`target` first, then :mod:`transactions` (one Kafka transaction for messages and ledger), :mod:`ledger_topic`,
 :mod:`staging` and :mod:`messages` (rows as messages). :mod:`cluster` holds the clients and their errors.
 """
-
-from dagster_checkpoints.sinks.kafka.sink import KafkaSink
-
-__all__ = ["KafkaSink"]
