@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from dagster_checkpoints.plugin.pipeline_defs import build_pipeline_defs
     from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
     from dagster_checkpoints.plugin.run_config import PipelineRunConfig
-    from dagster_checkpoints.plugin.savepoints import SavepointConfig, savepoint_asset, savepoint_check
+    from dagster_checkpoints.plugin.savepoints.asset import SavepointConfig, savepoint_asset
+    from dagster_checkpoints.plugin.savepoints.check import savepoint_check
     from dagster_checkpoints.plugin.stage_assets import instance_assets
     from dagster_checkpoints.plugin.stage_translator import DagsterStageTranslator
     from dagster_checkpoints.sensors import (
@@ -85,7 +86,7 @@ _WHERE = {
     "Pipeline": "pipeline",
     "PipelineRunConfig": "plugin.run_config",
     "Quarantine": "pipeline",
-    "SavepointConfig": "plugin.savepoints",
+    "SavepointConfig": "plugin.savepoints.asset",
     "SplitSource": "pipeline",
     "SqlSink": "sinks",
     "Stage": "pipeline",
@@ -113,8 +114,8 @@ _WHERE = {
     "read_delta_table": "sources",
     "read_iceberg_table": "sources",
     "read_sql_table": "sources",
-    "savepoint_asset": "plugin.savepoints",
-    "savepoint_check": "plugin.savepoints",
+    "savepoint_asset": "plugin.savepoints.asset",
+    "savepoint_check": "plugin.savepoints.check",
     "correct_savepoint": "spark.stored_state",
     "export_checkpoint": "spark.stored_state",
     "import_checkpoint": "spark.stored_state",

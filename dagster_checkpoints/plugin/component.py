@@ -21,7 +21,7 @@ from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.names import check_name
 from dagster_checkpoints.plugin.pipeline_defs import RowCondition, build_pipeline_defs, may_drain
 from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
-from dagster_checkpoints.plugin.savepoints import RESOURCE
+from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
 from dagster_checkpoints.plugin.scaffolded_pipeline import pipeline_file
 from dagster_checkpoints.plugin.sensors.conditions import DrainCondition
 from dagster_checkpoints.plugin.stage_translator import DagsterStageTranslator

@@ -14,7 +14,7 @@ from dagster_checkpoints.control.status import PipelineStatus
 from dagster_checkpoints.errors import CorruptStatus
 from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.plugin.savepoints import RESOURCE
+from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
 from dagster_checkpoints.plugin.stage_assets import checkpoints_key
 
 if TYPE_CHECKING:

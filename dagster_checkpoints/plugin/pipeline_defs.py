@@ -17,7 +17,8 @@ from dagster_checkpoints.pipeline.number_values import is_count
 from dagster_checkpoints.plugin.asset_decorator import pipeline_assets
 from dagster_checkpoints.plugin.health_check import health_check
 from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
-from dagster_checkpoints.plugin.savepoints import RESOURCE, savepoint_asset, savepoint_check
+from dagster_checkpoints.plugin.savepoints.asset import RESOURCE, savepoint_asset
+from dagster_checkpoints.plugin.savepoints.check import savepoint_check
 from dagster_checkpoints.plugin.sensors.conditions import DrainCondition
 from dagster_checkpoints.plugin.sensors.health import build_health_sensor
 from dagster_checkpoints.plugin.sensors.recovery import build_recovery_sensor

@@ -28,7 +28,8 @@ from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.execution.pipeline_state import Owner
 from dagster_checkpoints.plugin import resource
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
-from dagster_checkpoints.plugin.savepoints import SavepointCheckConfig, SavepointRetention
+from dagster_checkpoints.plugin.savepoints.check import SavepointCheckConfig
+from dagster_checkpoints.plugin.savepoints.retention import SavepointRetention
 from dagster_checkpoints.plugin.settings import InvalidSettingError, UnknownSettingError
 from dagster_checkpoints.plugin.stage_assets import REFUSED, NotAPipelineAssetError
 from dagster_checkpoints.spark.session.spark_session import SparkSettingError

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from dagster_checkpoints import ParquetSink, Pipeline, PipelineRunConfig, bounded_source, savepoint_asset
 from dagster_checkpoints.errors import StorageUnavailable
 from dagster_checkpoints.files.urls import local_path
-from dagster_checkpoints.plugin.savepoints import SavepointAsset, SavepointRetention, asset, record_savepoint
+from dagster_checkpoints.plugin.savepoints import asset
 from dagster_checkpoints.plugin.savepoints.metadata import read_savepoint, resume_metadata
-from dagster_checkpoints.plugin.savepoints.retention import RecordedSavepoint, delete_expired, expired
+from dagster_checkpoints.plugin.savepoints.recording import SavepointAsset, record_savepoint
+from dagster_checkpoints.plugin.savepoints.retention import RecordedSavepoint, SavepointRetention, delete_expired, expired
 from dagster_checkpoints.spark.job.events import CheckpointDone, SavepointDone
 from dagster_checkpoints.storage import CheckpointStorage
 

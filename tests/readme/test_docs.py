@@ -47,7 +47,7 @@ from dagster_checkpoints.execution.pipeline_state import Job, Owner
 from dagster_checkpoints.plugin.materializations import COMMIT_LABELS
 from dagster_checkpoints.plugin.observations import STAGE_LABELS
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
-from dagster_checkpoints.plugin.savepoints import SavepointCheckConfig
+from dagster_checkpoints.plugin.savepoints.check import SavepointCheckConfig
 from dagster_checkpoints.plugin.stage_assets import FINISHED_BEFORE
 from dagster_checkpoints.spark.session.work_directory import parse_work_directory
 from dagster_checkpoints.spark.stored_state import CheckpointExport, CheckpointImport, InstanceOffsets, KeyedState, StageState

@@ -10,7 +10,7 @@ import msgspec
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.durations import check_seconds
-from dagster_checkpoints.plugin.savepoints import RESOURCE
+from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
 from dagster_checkpoints.plugin.sensors.conditions import ConditionContext, assets_materialized
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
     NotRunning,

@@ -10,7 +10,7 @@ from dagster_checkpoints.control.health import DEFAULT_THRESHOLDS, HealthMemory,
 from dagster_checkpoints.control.pipeline_control import PipelineControl
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.health_check import NAME, evaluation, newest_status
-from dagster_checkpoints.plugin.savepoints import RESOURCE
+from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor, write_cursor
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import SensorTick, pipeline_sensor, skip
 from dagster_checkpoints.plugin.stage_assets import checkpoints_key

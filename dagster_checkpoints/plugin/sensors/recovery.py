@@ -18,7 +18,7 @@ from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.pipeline.number_values import is_count, is_number
 from dagster_checkpoints.plugin.run_tags import ATTEMPT, RECOVERS, RETRY_NUMBER, repeated_tags
-from dagster_checkpoints.plugin.savepoints import RESOURCE
+from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor, write_cursor
 from dagster_checkpoints.plugin.sensors.pipeline_runs import elsewhere, location_of, runs_of, was_refused
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import SensorTick, pipeline_sensor, skip

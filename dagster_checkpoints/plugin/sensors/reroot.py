@@ -12,7 +12,7 @@ from dagster_checkpoints.control.pipeline_control import NoRunningPipeline, Pipe
 from dagster_checkpoints.control.requests import Answer
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.durations import check_seconds
-from dagster_checkpoints.plugin.savepoints import RESOURCE
+from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
     NotRunning,

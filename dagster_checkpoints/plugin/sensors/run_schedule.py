@@ -10,7 +10,7 @@ import dagster as dg
 
 from dagster_checkpoints.control.last_sign import last_sign
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.plugin.savepoints import RESOURCE
+from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
 from dagster_checkpoints.plugin.sensors.pipeline_runs import runs_of
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import TRANSIENT, RunningPipeline, find_run_for_schedule
 from dagster_checkpoints.plugin.stage_assets import NotAPipelineAssetError, stage_keys, takes_run_config

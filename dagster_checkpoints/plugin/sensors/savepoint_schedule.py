@@ -10,8 +10,8 @@ from dagster_checkpoints.files.urls import validate_directory
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.pipeline.number_values import is_count
-from dagster_checkpoints.plugin.savepoints import RESOURCE, SavepointConfig, SavepointRetention
-from dagster_checkpoints.plugin.savepoints.retention import STAMP
+from dagster_checkpoints.plugin.savepoints.asset import RESOURCE, SavepointConfig
+from dagster_checkpoints.plugin.savepoints.retention import STAMP, SavepointRetention
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import TRANSIENT, NotRunning, find_run_for_schedule
 from dagster_checkpoints.storage.layout import validate_savepoint_name
 

@@ -11,7 +11,7 @@ from dagster_checkpoints.control.requests import Answer
 from dagster_checkpoints.execution.job_requests import BoundedSources
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.durations import check_seconds
-from dagster_checkpoints.plugin.savepoints import RESOURCE
+from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
 from dagster_checkpoints.plugin.sensors.conditions import (
     ConditionContext,
     ConditionResult,
