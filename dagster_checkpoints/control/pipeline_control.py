@@ -24,7 +24,7 @@ from dagster_checkpoints.control.requests import (
     validate_request,
 )
 from dagster_checkpoints.control.status import PipelineStatus, read_status
-from dagster_checkpoints.errors import DagsterCheckpointsError, StorageUnavailable, UnknownRequest
+from dagster_checkpoints.errors import CorruptStatus, DagsterCheckpointsError, StorageUnavailable, UnknownRequest
 from dagster_checkpoints.execution.job_requests import BoundedSources
 from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end, describe_owner
 from dagster_checkpoints.pipeline.durations import check_seconds
@@ -300,6 +300,14 @@ class PipelineControl:
         if answer.reason == NO_RUNNING_PIPELINE:
             raise NoRunningPipeline(f"request {answer.request_id}: {answer.message}")
         raise RequestFailed(answer.reason, answer.message, answer.url, answer)
+
+
+def newest_status(control: PipelineControl) -> PipelineStatus | None:
+    """The newest status; None if there is none that can be read."""
+    try:
+        return control.status()
+    except CorruptStatus:  # it is for display; the owner writes it again
+        return None
 
 
 class OwnerWatch:

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_checkpoints.control.health import DEFAULT_THRESHOLDS, HealthMemory, HealthProblem, HealthThresholds, health_of
-from dagster_checkpoints.control.pipeline_control import PipelineControl
-from dagster_checkpoints.control.status import PipelineStatus
-from dagster_checkpoints.errors import CorruptStatus
+from dagster_checkpoints.control.pipeline_control import newest_status
 from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
@@ -56,14 +54,6 @@ def health_check(
         description="Checkpoints complete in time, sources answer, event time advances, nothing grows without end.",
         required_resource_keys={resource_key},
     )(check)
-
-
-def newest_status(control: PipelineControl) -> PipelineStatus | None:
-    """The newest status; None if there is none that can be read."""
-    try:
-        return control.status()
-    except CorruptStatus:  # it is for display; the owner writes it again
-        return None
 
 
 def evaluation(state: PipelineState, problems: Sequence[HealthProblem]) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 import dagster as dg
 
 from dagster_checkpoints.control.health import DEFAULT_THRESHOLDS, HealthMemory, HealthThresholds, health_of
-from dagster_checkpoints.control.pipeline_control import PipelineControl
+from dagster_checkpoints.control.pipeline_control import PipelineControl, newest_status
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.plugin.health_check import NAME, evaluation, newest_status
+from dagster_checkpoints.plugin.health_check import NAME, evaluation
 from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
 from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor, write_cursor
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import SensorTick, pipeline_sensor, skip

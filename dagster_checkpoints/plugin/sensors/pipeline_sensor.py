@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import dagster as dg
 
-from dagster_checkpoints.control.pipeline_control import PipelineControl
+from dagster_checkpoints.control.pipeline_control import PipelineControl, newest_status
 from dagster_checkpoints.control.requests import Answer
 from dagster_checkpoints.control.status import PipelineStatus
-from dagster_checkpoints.errors import CorruptStatus, OutcomeUnknown, StorageUnavailable, UnknownRequest, WriteConflict
+from dagster_checkpoints.errors import OutcomeUnknown, StorageUnavailable, UnknownRequest, WriteConflict
 from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end
 from dagster_checkpoints.files.store import ObjectInfo
 from dagster_checkpoints.pipeline import Pipeline
@@ -68,10 +68,7 @@ class TimedControl:
         state = self.do(PipelineControl.state)
         if state is None or state.lease is None:
             return NotRunning(f"The pipeline is not running. {describe_end(state)}", state)
-        try:
-            status = self.do(PipelineControl.status)
-        except CorruptStatus:  # the status is for display; the owner writes it again
-            status = None
+        status = self.do(newest_status)
         return RunningPipeline(state, status if status is not None and status.epoch == state.epoch else None)
 
     def poll(self, request_id: str) -> Answer | None:

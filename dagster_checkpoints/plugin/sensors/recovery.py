@@ -10,9 +10,8 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_checkpoints.control.pipeline_control import PipelineControl
+from dagster_checkpoints.control.pipeline_control import PipelineControl, newest_status
 from dagster_checkpoints.control.status import PipelineStatus
-from dagster_checkpoints.errors import CorruptStatus
 from dagster_checkpoints.execution.pipeline_state import PipelineState
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.durations import check_seconds
@@ -150,7 +149,7 @@ def build_recovery_sensor(
 
     def evaluate(tick: SensorTick) -> dg.SensorResult:
         state = tick.control.do(PipelineControl.state)
-        status = _status(tick)
+        status = tick.control.do(newest_status)
         last = _last_owner(state, status)
         owner = _run_record(tick.dagster.instance, last)
         location = location_of(tick.dagster)
@@ -284,13 +283,6 @@ def _attempts(record: dg.RunRecord, reset_after: float) -> int:
         return 0  # a person has launched it again, with a copy of its tags
     tag = run.tags.get(ATTEMPT, "")
     return int(tag) if tag.isdecimal() else 0
-
-
-def _status(tick: SensorTick) -> PipelineStatus | None:
-    try:
-        return tick.control.do(PipelineControl.status)
-    except CorruptStatus:
-        return None
 
 
 def _unless_paused(before: _RecoveryCursor, now: float, longest: float) -> _RecoveryCursor:
