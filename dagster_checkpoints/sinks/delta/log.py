@@ -81,19 +81,10 @@ class DeltaLog(TableLog):
         self.files: TableFiles = LocalTableFiles(self._directory) if self._directory else DeltaTableFiles(url, self._options)
 
     @property
-    def exists(self) -> bool:
-        return self._table is not None
-
-    @property
     def opened(self) -> DeltaTable:
         """The table as it was read last; it exists."""
         assert self._table is not None
         return self._table
-
-    def find(self) -> bool:
-        with self._reached("read"):
-            self._set(self._loaded())
-        return self.exists
 
     def shape(self) -> TableShape:
         version = self.opened.version()

@@ -86,15 +86,6 @@ class IcebergLog(TableLog):
         assert self._table is not None
         return self._table
 
-    @property
-    def exists(self) -> bool:
-        return self._table is not None
-
-    def find(self) -> bool:
-        with self._reached("read"):
-            self._set(self._loaded())
-        return self.exists
-
     def refresh(self) -> Table:
         if self._table is None:
             raise self._changed("no table")

@@ -180,15 +180,16 @@ class TableLog(ABC):
 
     format: ClassVar[TableFormat]
     files: TableFiles
+    _table: Any
 
     def __init__(self, sink: str, where: object) -> None:
         self._sink = sink
         self._where = where
 
     @property
-    @abstractmethod
     def exists(self) -> bool:
         """Whether there was a table when it was read last."""
+        return self._table is not None
 
     @abstractmethod
     def shape(self) -> TableShape:
@@ -221,9 +222,19 @@ class TableLog(ABC):
             SinkColumnsMismatch: the table asks something of its writers that this sink does not do.
         """
 
-    @abstractmethod
     def find(self) -> bool:
         """Read the table from its beginning. Returns whether there is one."""
+        with self._reached("read"):
+            self._set(self._loaded())
+        return self.exists
+
+    @abstractmethod
+    def _loaded(self) -> Any:
+        """The table as the format's library has it, read from its beginning; None if there is none."""
+
+    @abstractmethod
+    def _set(self, table: Any) -> None:
+        """Take a table as the one that was read last."""
 
     @abstractmethod
     def refresh(self) -> object:
