@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from dagster_checkpoints.pipeline.checks import CheckFunction, CommitCheck
+from dagster_checkpoints.pipeline.context import StageContext
+from dagster_checkpoints.pipeline.edges import StageInput
 from dagster_checkpoints.pipeline.errors import InvalidWatermarkError, StageSignatureError
 from dagster_checkpoints.pipeline.event_time import Watermark
 from dagster_checkpoints.pipeline.quarantine import Quarantine
 from dagster_checkpoints.pipeline.signatures import SourceLocation, function_inputs, locate
-from dagster_checkpoints.pipeline.stages import OutputMode, Stage, StageContext, StageInput, StageKind
+from dagster_checkpoints.pipeline.stages import OutputMode, Stage, StageKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from dagster_checkpoints.pipeline.context import StageContext
+from dagster_checkpoints.pipeline.edges import StageInput
 from dagster_checkpoints.pipeline.quarantine import REFUSED_IN_CHECKPOINT
 from dagster_checkpoints.pipeline.signatures import SourceLocation
-from dagster_checkpoints.pipeline.stages import Stage, StageContext, StageInput
+from dagster_checkpoints.pipeline.stages import Stage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

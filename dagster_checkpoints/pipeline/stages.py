@@ -14,7 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from dagster_checkpoints.pipeline.checks import CheckFunction, CommitCheck, checked_checks
-from dagster_checkpoints.pipeline.context import BroadcastState, ListState, OperatorStates, StageContext
+from dagster_checkpoints.pipeline.context import StageContext
 from dagster_checkpoints.pipeline.edges import StageInput
 from dagster_checkpoints.pipeline.errors import (
     InvalidBatchLimitError,
@@ -34,20 +34,6 @@ from dagster_checkpoints.pipeline.state_partitions import check_state_partitions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-__all__ = [
-    "DEFAULT_INSTANCES",
-    "BroadcastState",
-    "ListState",
-    "OperatorStates",
-    "OutputMode",
-    "SourceLocation",
-    "Stage",
-    "StageContext",
-    "StageInput",
-    "StageKind",
-    "Watermark",
-]
 
 OutputMode = Literal["append", "update", "complete"]
 OUTPUT_MODES: frozenset[str] = frozenset({"append", "update", "complete"})
