@@ -11,12 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from dagster_checkpoints.pipeline.edges import (
-    EdgePattern,
-    StageInput,
-    pointwise_consumers,
-    pointwise_producers,
-)
+from dagster_checkpoints.pipeline.edges import EdgePattern, StageInput
 from dagster_checkpoints.pipeline.errors import (
     DuplicateStageError,
     DuplicateUidError,
@@ -35,8 +30,6 @@ from dagster_checkpoints.pipeline.errors import (
 from dagster_checkpoints.pipeline.names import check_name, suggestion
 from dagster_checkpoints.pipeline.refused_rows import with_refused_rows
 from dagster_checkpoints.pipeline.stages import Stage, StageKind
-
-__all__ = ["EdgePattern", "Pipeline", "StageEdge", "pointwise_consumers", "pointwise_producers"]
 
 
 @dataclass(frozen=True)
