@@ -129,6 +129,11 @@ class CheckpointCoordinator:
         return self._pending.finalizing
 
     @property
+    def stopping(self) -> str | None:
+        """Id of the request of the stop that is under way; None without one."""
+        return self._stop.request_id if self._stop is not None else None
+
+    @property
     def restarts_all_tasks(self) -> bool:
         """Whether a failure of one task, now, is a failure of all: because of a stop, or because the job is failing."""
         return self._failing or (self._stop is not None and self._stop.binds_all_tasks(self.finalizing))

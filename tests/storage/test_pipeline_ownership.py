@@ -383,8 +383,8 @@ def test_a_state_that_cannot_be_read_is_refused_and_left(storage: CheckpointStor
 
 
 def test_a_state_of_a_newer_release_is_refused(storage: CheckpointStorage, alice: Owner) -> None:
-    storage.store.put(STATE, b'{"version": 5, "anything": "else"}')
-    with pytest.raises(UnknownPipelineStateVersion, match=r"version 4 or older.*found version 5"):
+    storage.store.put(STATE, b'{"version": 6, "anything": "else"}')
+    with pytest.raises(UnknownPipelineStateVersion, match=r"version 5 or older.*found version 6"):
         storage.acquire(alice, LEASE)
 
 

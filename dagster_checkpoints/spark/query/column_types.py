@@ -42,22 +42,12 @@ def not_written(schema: t.StructType) -> list[tuple[str, t.DataType]]:
     return [(path, kind) for path, kind in _atoms(schema) if not isinstance(kind, _WRITTEN)]
 
 
-def repeated_names(kind: t.DataType, path: str = "") -> Iterator[str]:
+def repeated_names(kind: t.DataType) -> Iterator[str]:
     """The names that columns, or the fields of a structure in one, have more than once, in upper or lower case: path of each."""
-    match kind:
-        case t.StructType():
-            prefix = f"{path}." if path else ""
-            names = Counter(field.name.lower() for field in kind.fields)
-            yield from (f"{prefix}{name}" for name, count in sorted(names.items()) if count > 1)
-            for field in kind.fields:
-                yield from repeated_names(field.dataType, f"{prefix}{field.name}")
-        case t.ArrayType():
-            yield from repeated_names(kind.elementType, path)
-        case t.MapType():
-            yield from repeated_names(kind.keyType, path)
-            yield from repeated_names(kind.valueType, path)
-        case t.UserDefinedType():
-            yield from repeated_names(kind.sqlType(), path)
+    for path, each in _nested(kind):
+        if isinstance(each, t.StructType):
+            names = Counter(field.name.lower() for field in each.fields)
+            yield from (_below(path, name) for name, count in sorted(names.items()) if count > 1)
 
 
 def advice_on(path: str, kind: t.DataType) -> str:
@@ -72,19 +62,31 @@ def advice_on(path: str, kind: t.DataType) -> str:
     return f"Convert the column: F.col({path.split('.')[0]!r}).cast('string'), and cast it back where it is read."
 
 
-def _atoms(kind: t.DataType, path: str = "") -> Iterator[tuple[str, t.DataType]]:
+def _atoms(kind: t.DataType) -> Iterator[tuple[str, t.DataType]]:
+    """The types that hold no other ones, and structures without a field, each with its path."""
+    for path, each in _nested(kind):
+        if isinstance(each, t.StructType):
+            if path and not each.fields:
+                yield path, each
+        elif not isinstance(each, t.ArrayType | t.MapType | t.UserDefinedType):
+            yield path, each
+
+
+def _nested(kind: t.DataType, path: str = "") -> Iterator[tuple[str, t.DataType]]:
+    """A type, and all types in it, each with the path of its column or field."""
+    yield path, kind
     match kind:
-        case t.StructType(fields=[]) if path:
-            yield path, kind
         case t.StructType():
             for field in kind.fields:
-                yield from _atoms(field.dataType, f"{path}.{field.name}" if path else field.name)
+                yield from _nested(field.dataType, _below(path, field.name))
         case t.ArrayType():
-            yield from _atoms(kind.elementType, path)
+            yield from _nested(kind.elementType, path)
         case t.MapType():
-            yield from _atoms(kind.keyType, path)
-            yield from _atoms(kind.valueType, path)
+            yield from _nested(kind.keyType, path)
+            yield from _nested(kind.valueType, path)
         case t.UserDefinedType():
-            yield from _atoms(kind.sqlType(), path)
-        case _:
-            yield path, kind
+            yield from _nested(kind.sqlType(), path)
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
