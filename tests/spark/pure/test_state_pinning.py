@@ -330,6 +330,18 @@ def test_a_query_awaits_the_commit_of_the_batch_that_it_has_processed(query: Que
     assert not log.awaits_commit
 
 
+def test_a_source_that_is_read_twice_has_one_log_and_a_topic_may_have_any_name(tmp_path: Path) -> None:
+    query = Query(tmp_path / "checkpoint")
+    query.batches(3, 4)
+    query.write("offsets/4", 'v1\n{}\n{"logOffset":1}\n{"logOffset":1}\n{"logOffset":{"0":7}}')
+    query.write("sources/1/0", "files")
+    query.write("sources/1/1", "files")
+    assert {"sources/1/0", "sources/1/1"} <= set(take(query, 4, tmp_path / "pinned"))
+    query.write("offsets/4", 'v1\n{}\n{"logOffset":2}\n{"logOffset":1}\n-')
+    with pytest.raises(SnapshotError, match=r"sources/0: .*found that \[0, 1, 2\] are missing"):
+        take(query, 4, tmp_path / "again")
+
+
 @pytest.mark.parametrize(
     ("entries", "missing"),
     [
