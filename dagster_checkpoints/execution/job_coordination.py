@@ -313,6 +313,8 @@ class JobCoordination:
         if action.stage is None and (cut := self._unread()):
             self.actions.append(SourcesCut(tuple(map(str, cut))))
         if not action.stops_job:
+            # Bounded sources that are built again are read to their end: a drain that waits for them still does.
+            chosen = [s for s in chosen if action.stage or not s.bounded or s.task.vertex in self.attempts]
             names = {(source.stage, source.instance) for source in chosen}
             self.ended_sources |= names
             self._asked_to_end |= names if action.stage is not None else set()

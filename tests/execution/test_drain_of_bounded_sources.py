@@ -79,8 +79,12 @@ def test_sources_that_are_built_again_while_the_drain_waits_read_what_is_there_a
     job.do(on.TasksStopped())
     job.do(Tick(), after=5.0)
     actions = job.confirm(epoch=0)
-    assert actions[-1] == do.Deploy(2, None, frozenset({("history", "0"), ("live", "EWR")}))
+    assert actions[-1] == do.Deploy(2, None, frozenset({("live", "EWR")}))
     assert pick(actions, do.SourcesCut) == []
+    job.deploy()
+    job.run_tasks()
+    assert sent(job.ask("stop", drain=True, bounded="finish")) == []
+    assert job.machine.requests.waiting_drain == WaitingDrain("stop", ("history[0]",)), "it is read to its end all the same"
 
 
 def test_a_source_that_was_asked_to_end_is_not_cut_by_the_drain() -> None:

@@ -453,7 +453,7 @@ def test_a_drain_behind_a_stop_continues_after_the_restart() -> None:
     job.do(Tick(), after=5.0)
     actions = job.confirm()
     assert sent(actions) == [], "there are no tasks"
-    assert actions[-1] == do.Deploy(2, None, frozenset({("history", "0"), ("live", "EWR")}))
+    assert actions[-1] == do.Deploy(2, None, frozenset({("live", "EWR")}))
     job.deploy()
     job.run_tasks()
     assert job.machine.next_deadline() is None, "no periodic checkpoint any more"
@@ -471,7 +471,7 @@ def test_a_drain_behind_a_stop_continues_after_the_restart_also_if_the_stop_is_o
     assert actions[-1] == do.StopTasks()
     job.do(on.TasksStopped())
     job.do(Tick(), after=5.0)
-    assert job.confirm()[-1] == do.Deploy(2, None, frozenset({("history", "0"), ("live", "EWR")}))
+    assert job.confirm()[-1] == do.Deploy(2, None, frozenset({("live", "EWR")}))
 
 
 # Restarts
