@@ -301,9 +301,8 @@ class JobCoordination:
         """
         self.finished = self._finished_after(finished)
         self.to_coordinator(TasksRestarting(finished, newest, self.down))
-        self.perform(
-            self.requests.advance_drain(self._unread())
-        )  # the tasks are built with ended sources, which read what is there
+        # A drain that waits begins with the tasks: their unbounded sources read what is there, and end.
+        self.perform(self.requests.advance_drain(self._unread()))
 
     def end_sources(self, action: EndSources) -> None:
         """End sources as if their input were exhausted; after a restart they end again."""
