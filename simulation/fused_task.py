@@ -150,8 +150,9 @@ class FusedTask(Task):
 
     def unread_in_burst(self) -> int:
         open_readers = [reader for reader in self.readers if not reader.ended]
-        # An unbounded source that a user has asked to end may be suspended before it has read the rest, and event time with it.
-        if self.ran_under != self.decided and not any(r.to_end and r.spec.kind == "unbounded" for r in open_readers):
+        # A user who asks an unbounded source to end may be late: the suspend is under way. It is suspended before it has read the
+        # rest, or has just ended, which moves event time: the next run goes on with both.
+        if self.ran_under != self.decided and not any(r.to_end and r.spec.kind == "unbounded" for r in self.readers):
             return 1  # what is due under the newest event time is not emitted
         return sum(max(len(r.unread), 1) if r.spec.kind == "bounded" else r.bound or 0 for r in open_readers)
 

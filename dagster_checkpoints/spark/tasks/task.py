@@ -77,7 +77,7 @@ IDLE_POLL_SECONDS = 0.5
 """Seconds that a task waits for a message if nothing is to be expected that comes without one, see `seconds_to_next_look`."""
 ACTIVE_SECONDS = 1.0
 """Seconds after a batch or a message in which a task whose input may end looks often."""
-CHECK_SECONDS = 0.5
+CHECK_SECONDS = 1.0
 """Seconds between two checks whether the query still runs."""
 LOOK_SECONDS = 0.1
 """The same for a query one of whose inputs may end; if all may, it is `POLL_SECONDS` shortly after a batch or a message."""
