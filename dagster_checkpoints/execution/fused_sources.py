@@ -151,8 +151,9 @@ class FusedSources:
         for name, ms in event.watermarks.items():
             if name not in self._ended:
                 self._valve.advance(name, ms)
+        settled = event.settled or (event.ran_under is not None and event.ran_under >= self._valve.watermark)
         for name in event.unmoved:
-            self._not_moved(name, now, event.settled)
+            self._not_moved(name, now, settled)
         actions: list[FusedAction] = []
         if self._valve.watermark > before:
             self._caught_up.clear()

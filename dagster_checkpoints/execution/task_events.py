@@ -124,13 +124,15 @@ class SourcesAsked(msgspec.Struct, frozen=True):
         moved: the sources that had rows.
         unmoved: the sources that had none. A held source is among them only if it was held before the query asked it.
         watermarks: by source, its watermark after these rows, epoch ms.
+        ran_under: the watermark under which the query ran when it asked, epoch ms; None if the batch is not known.
         settled: whether the query has run under the newest event time of all its sources, and had nothing more to do: it has
-            emitted what was due.
+            emitted what was due. A query with timers of processing time always has more to do: see `ran_under`.
     """
 
     moved: tuple[str, ...] = ()
     unmoved: tuple[str, ...] = ()
     watermarks: Mapping[str, int] = {}
+    ran_under: int | None = None
     settled: bool = False
 
 

@@ -265,6 +265,18 @@ def test_a_source_without_a_watermark_is_recorded_and_restored_without_one() -> 
     assert again.machine.ended_sources == {"history"}
 
 
+def test_in_a_burst_a_query_that_always_has_more_to_do_has_settled_when_it_has_run_under_the_event_time_of_all() -> None:
+    """Timers of processing time: Spark runs batch after batch, and never says that there is nothing to do."""
+    task = Fused(burst=True)
+    task.do(SourcesAsked(("history", "live"), (), {"history": 50, "live": 60}, ran_under=0))
+    assert task.do(SourcesAsked((), ("history", "live"), {}, ran_under=0)) == [AdvanceEventTime(60), HISTORY_ENDED]
+    assert task.machine.fused is not None and not task.machine.fused.caught_up
+    task.do(SourcesAsked((), ("live",), {}, ran_under=50))
+    assert not task.machine.fused.caught_up
+    task.do(SourcesAsked((), ("live",), {}, ran_under=60))
+    assert task.machine.fused.caught_up
+
+
 def test_a_suspend_pauses_the_end_of_the_data() -> None:
     task = Fused()
     task.machine.handle(SourcesAsked(unmoved=("history",)), 0.0)

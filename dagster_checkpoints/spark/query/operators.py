@@ -41,6 +41,14 @@ WITH_STATE = frozenset(
     }
 )
 
+_OF_USERS = {
+    "FlatMapGroupsInPandasWithState": "timeout",
+    "FlatMapGroupsWithState": "timeout",
+    "TransformWithState": "timeMode",
+    "TransformWithStateInPySpark": "timeMode",
+}
+"""By logical operator whose function is the user's, the method that returns which time its timers have."""
+
 _WRITES_STATE: dict[str, bool] = {}
 """By the class of a physical operator, whether it writes state: itself, or a base class or trait (transformWithState)."""
 
@@ -148,6 +156,12 @@ def keeping_state(frame: DataFrame) -> int:
     """The number of operators of a DataFrame's analyzed plan that keep state, judged by their names."""
     named = [each for each in analyzed_nodes(frame) if each.name in WITH_STATE]
     return sum(bool(each.of.isStreaming()) for each in named) + len(stream_joins(frame))
+
+
+def fires_by_the_clock(frame: DataFrame) -> bool:
+    """Whether an operator of a streaming DataFrame has timers or timeouts of processing time: Spark runs batch after batch."""
+    found = [each for each in analyzed_nodes(frame) if each.name in _OF_USERS]
+    return any(str(getattr(each.of, _OF_USERS[each.name])()).startswith("ProcessingTime") for each in found)
 
 
 def output_watermark(plan: Any, batch_watermark_ms: int) -> int:

@@ -328,8 +328,13 @@ class TaskQuery:
         Args:
             position: The position of one stream among those of the query, from 0; None for all of them.
         """
+        newest, found_none = self._found_none(position)
+        return found_none and not self.holds_back(newest, position)
+
+    def _found_none(self, position: int | None = None) -> tuple[int, bool]:
+        """The newest planned batch, and whether the query runs and Spark has asked its sources since then, and found no rows."""
         if not self.active:
-            return False
+            return -1, False
         self.found_nothing()
         committed = self.log.last_committed()
         newest = committed + 1 if self.log.has_planned(committed + 1) else committed
@@ -338,7 +343,19 @@ class TaskQuery:
             moved = self.log.moved(batch_id)
             return any(moved) if position is None else moved[position]
 
-        return self._progress.caught_up(newest, has_rows) and not self.holds_back(newest, position)
+        return newest, self._progress.caught_up(newest, has_rows)
+
+    @property
+    def waits_for_the_clock(self) -> bool:
+        """Whether the query runs, Spark has found no rows in its sources, and a batch has run under the newest event time.
+
+        If it runs on after that, it is for timers of processing time, for which Spark runs batch after batch without an end, also
+        with `availableNow`.
+        """
+        batch_id = self.log.last_committed()
+        if batch_id < 0 or self.log.planned(batch_id).watermark_ms < self.log.next_watermark(batch_id):
+            return False
+        return self._found_none()[1]
 
     def holds_back(self, batch_id: int, position: int | None = None) -> bool:
         """Whether sources that Spark has asked have more rows than a batch reads, and give none before there are enough of them.

@@ -137,7 +137,7 @@ class QueryLog:
 
         Args:
             always: Plan the batch also if the watermark has not advanced. Spark runs no batch for a watermark that advances
-                later, before the query has run one since its start.
+                later, nor for timers of processing time, before the query has run one since its start.
         """
         batch_id = self.last_committed()
         if batch_id < 0:

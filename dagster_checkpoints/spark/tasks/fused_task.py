@@ -147,7 +147,8 @@ class FusedTask(QueryOfSourcesTask):
         found = []
         for batch_id in range(self._followed + 1, self.query.log.last_committed() + 1):
             moved, unmoved = self._fused.asked(batch_id, self._open())
-            found.append(SourcesAsked(tuple(moved), tuple(unmoved), self._watermarks_of.pop(batch_id, {})))
+            watermarks, ran_under = self._watermarks_of.pop(batch_id, {}), self.query.log.planned(batch_id).watermark_ms
+            found.append(SourcesAsked(tuple(moved), tuple(unmoved), watermarks, ran_under))
             self._followed = batch_id
         return found
 

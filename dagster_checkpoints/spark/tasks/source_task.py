@@ -12,6 +12,7 @@ from dagster_checkpoints.execution.messages import EndInput
 from dagster_checkpoints.execution.source_answers import SourceLook
 from dagster_checkpoints.execution.task_events import BacklogMeasured, SourceExhausted
 from dagster_checkpoints.execution.task_machine import TaskMachine
+from dagster_checkpoints.spark.query.operators import fires_by_the_clock
 from dagster_checkpoints.spark.query.query_sessions import polling_of
 from dagster_checkpoints.spark.tasks.messages import Mail
 from dagster_checkpoints.spark.tasks.query_runs import POLL_SECONDS
@@ -97,6 +98,7 @@ class SourceTask(QueryOfSourcesTask):
         self._ends_by_itself = bounded or parts.burst
         watermark = parts.instances[0].stage.watermark
         self._idle_after = watermark.idle_after if watermark else None
+        self._by_the_clock = parts.plan is not None and fires_by_the_clock(parts.plan.frame)
         self._last_busy_at = time.monotonic()
         self._idle = False
         self._end_due: EndInput | None = None
@@ -120,7 +122,7 @@ class SourceTask(QueryOfSourcesTask):
 
     def launch_query(self) -> None:
         self.watermarks.send(WatermarkStatus(False))  # the checkpoint may say that it was idle
-        self.query.log.plan_due_watermark()
+        self.query.log.plan_due_watermark(always=self._by_the_clock)
         self.start_query({"availableNow": True} if self._ends_by_itself else None)
 
     def step(self) -> None:
@@ -137,7 +139,11 @@ class SourceTask(QueryOfSourcesTask):
 
     def check_query(self) -> None:
         super().check_query()
-        if self._ends_by_itself and self.machine.running and not self.machine.has_read_all and not self.query.active:
+        if not self._ends_by_itself or not self.machine.running or self.machine.has_read_all:
+            return
+        if self._by_the_clock and self.query.waits_for_the_clock:
+            self.stop_source()
+        if not self.query.active:
             self.runs.check_query()  # it may have failed between the two checks
             if self._end_due is None and self.query.holds_back(self.query.log.newest_planned()):
                 self.launch_query()  # Spark's first question to a source gets the rows that it holds back, however few
