@@ -110,6 +110,16 @@ def test_an_operator_of_streams_is_compared_with_one_micro_batch(spark: SparkSes
     assert "give expected= to compare with what you expect" in caplog.text
 
 
+def test_an_operator_of_streams_is_compared_with_what_is_expected(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+    def expected(rows: Any) -> Any:
+        return {"once": {(row.price, row.at) for row in rows["orders"]}}
+
+    with caplog.at_level(logging.WARNING, "dagster_checkpoints"):
+        checked = check_pipeline(once_each(), {"orders": some_rows()}, expected=expected, spark=spark, histories=1)
+    assert checked.reference == "expected"
+    assert "give expected=" not in caplog.text
+
+
 def test_a_stage_that_fails_as_it_is_raises_its_own_error(spark: SparkSession) -> None:
     @stage(sink=ParquetSink(NOWHERE))
     def broken(orders: Any) -> Any:
