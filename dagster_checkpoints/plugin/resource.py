@@ -292,7 +292,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
 
         with interrupts_delayed():
             # The recovery sensor finds the run by it, whatever its job is.
-            context.instance.add_run_tags(context.run.run_id, {PIPELINE: pipeline.name, **cleared_tags(context.run.tags)})
+            context.instance.add_run_tags(context.run.run_id, {PIPELINE: pipeline.name, **cleared_tags(context)})
         try:
             assets = StageAssets.of(context, pipeline)
             settings = config or PipelineRunConfig.of(context.op_execution_context.op_config)

@@ -27,6 +27,8 @@ RETRY_NUMBER = "dagster/retry_number"
 """Tag that Dagster gives to its retries of failed runs, and not to a run that a person has launched again."""
 ATTEMPT = "dagster_checkpoints/recovery_attempt"
 """Tag of a run: attempt number, from 1, among consecutive attempts."""
+_RETRY_FAILED_OPS = "dagster/retry_on_asset_or_op_failure"
+"""Tag with which a user says whether Dagster retries a run whose op has failed."""
 _REFUSALS = (PipelineOwned, PipelineNameTaken, PipelineStateMissing, SelectionError, NoStageSelectedError, NotAPipelineAssetError)
 _USERS = frozenset({*_LIMITS, "dagster/priority"})
 """Tags that users set, although their names are Dagster's."""
@@ -53,15 +55,26 @@ def has_no_end(pipeline: Pipeline, until: Until) -> bool:
 
 
 def tag_refusal(context: dg.AssetExecutionContext, error: BaseException) -> None:
-    """Tag a run that an error has refused; nothing for any other error."""
+    """Tag a run that an error has refused, so that Dagster does not retry it; nothing for any other error.
+
+    A retry of a run that was launched beside the owner would start the pipeline as soon as the owner is terminated, suspended or
+    drained. A retry that was refused itself is retried: the owner may be the failed run, whose process has not ended yet.
+    """
     if isinstance(error, _REFUSALS):
+        tags = {REFUSED: type(error).__name__}
+        if context.instance.run_retries_enabled and RETRY_NUMBER not in context.run.tags:
+            tags[_RETRY_FAILED_OPS] = "false"
         with interrupts_delayed():
-            context.instance.add_run_tags(context.run.run_id, {REFUSED: type(error).__name__})
+            context.instance.add_run_tags(context.run.run_id, tags)
 
 
-def cleared_tags(given: Mapping[str, str]) -> dict[str, str]:
-    """The tag of a refusal, if a run has it when it begins: the re-execution of a refused run has a copy of its tags."""
-    return {REFUSED: ""} if REFUSED in given else {}
+def cleared_tags(context: dg.AssetExecutionContext) -> dict[str, str]:
+    """The tags of a refusal, without effect, if a run has them when it begins: a re-execution has a copy of the run's tags."""
+    if not context.run.tags.get(REFUSED):
+        return {}
+    retry = str(context.instance.run_retries_retry_on_asset_or_op_failure).lower()
+    again = {_RETRY_FAILED_OPS: context.job_def.run_tags.get(_RETRY_FAILED_OPS, retry)}
+    return {REFUSED: "", **(again if _RETRY_FAILED_OPS in context.run.tags else {})}
 
 
 def repeated_tags(given: Mapping[str, str]) -> dict[str, str]:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.test_utils import instance_for_test
 from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 
-from dagster_checkpoints import CheckpointCoordinatorResource, ParquetSink, Pipeline, build_pipeline_defs, stage, unbounded_source
-from dagster_checkpoints.plugin.run_tags import repeated_tags, time_limit_tags
+from dagster_checkpoints import (
+    CheckpointCoordinatorResource,
+    ParquetSink,
+    Pipeline,
+    bounded_source,
+    build_pipeline_defs,
+    stage,
+    unbounded_source,
+)
+from dagster_checkpoints.plugin.run_tags import RETRY_NUMBER, repeated_tags, time_limit_tags
 from dagster_checkpoints.plugin.stage_assets import REFUSED
 
 
@@ -71,3 +81,39 @@ def test_dagsters_monitor_leaves_a_live_run_alone(
             check_run_timeout(instance, record, logging.getLogger("test"), default_timeout_seconds=1e-9)
             after = instance.get_run_by_id(other.run_id)
             assert after is not None and after.status is expected
+
+
+def test_dagster_does_not_retry_a_refused_run(
+    tmp_path: Path, coordinator: Callable[..., CheckpointCoordinatorResource], assets_of: Callable[..., dg.AssetsDefinition]
+) -> None:
+    """Its retry would start the pipeline when the owner is terminated. Of a retry that is refused, the owner may be dead."""
+
+    @bounded_source(sink=ParquetSink(tmp_path / "sales"), checks=[positive])
+    def sales(context):
+        return context.spark.range(5)
+
+    assets = assets_of(Pipeline("sales_only", [sales]))
+    checks_alone = dg.AssetSelection.checks(dg.AssetCheckKey(dg.AssetKey("sales"), "positive"))
+
+    def tags_of_a_failed_run(
+        instance: dg.DagsterInstance, tags: Mapping[str, str], selection: dg.AssetSelection | None = checks_alone
+    ) -> Mapping[str, str]:
+        resources = {"checkpoint_coordinator": coordinator(storage="/proc/no/storage")}
+        result = dg.materialize(
+            [assets], resources=resources, raise_on_error=False, selection=selection, instance=instance, tags=dict(tags)
+        )
+        run = instance.get_run_by_id(result.run_id)
+        assert run is not None and run.status is dg.DagsterRunStatus.FAILURE
+        return run.tags
+
+    with instance_for_test(overrides={"run_retries": {"enabled": True, "max_retries": 2}}) as instance:
+        refused = tags_of_a_failed_run(instance, {})
+        assert (refused[REFUSED], refused["dagster/will_retry"]) == ("NoStageSelectedError", "false")
+        retry = tags_of_a_failed_run(instance, {RETRY_NUMBER: "1"})
+        assert (retry[REFUSED], retry["dagster/will_retry"]) == ("NoStageSelectedError", "true")
+        again = tags_of_a_failed_run(instance, refused, None)
+        assert (again[REFUSED], again["dagster/will_retry"]) == ("", "true"), "a person has launched it again, and it began"
+
+
+def positive(rows: object) -> bool:
+    return True
