@@ -6,7 +6,7 @@ a load (a notebook, a test) pipelines of one name may be defined several times: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
@@ -18,7 +18,9 @@ from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
 
 _pipelines: WeakKeyDictionary[object, Pipeline] = WeakKeyDictionary()
-"""The pipeline of every op that `@pipeline_assets` made."""
+"""The pipeline of every function that `@pipeline_assets` has decorated: Dagster makes other ops of it for other dependencies."""
+_checks: WeakKeyDictionary[object, Callable[[dg.AssetsDefinition], object]] = WeakKeyDictionary()
+"""What refuses assets of that function which were changed since, as post-processing does."""
 _SHOWN = 5
 
 
@@ -51,13 +53,19 @@ class _Load:
 _load = _Load()
 
 
-def register(pipeline: Pipeline, assets: dg.AssetsDefinition) -> None:
+def register(pipeline: Pipeline, assets: dg.AssetsDefinition, check: Callable[[dg.AssetsDefinition], object]) -> None:
     """Record the assets that `@pipeline_assets` made from a pipeline.
+
+    Args:
+        pipeline: The pipeline.
+        assets: The assets.
+        check: Refuses assets that were made of these, and with which no run of the pipeline begins.
 
     Raises:
         DuplicatePipelineError: Dagster is loading a code location, and another pipeline in it has the same name.
     """
-    _pipelines[assets.node_def] = pipeline
+    function = _function(assets)
+    _pipelines[function], _checks[function] = pipeline, check
     try:
         LoadableTargetOrigin.get()
     except dg.DagsterInvariantViolationError:  # no code location is being loaded
@@ -72,7 +80,12 @@ def register(pipeline: Pipeline, assets: dg.AssetsDefinition) -> None:
 
 def pipeline_of(assets: dg.AssetsDefinition) -> Pipeline | None:
     """The pipeline from which `@pipeline_assets` made the assets; None if they were made otherwise."""
-    return _pipelines.get(assets.node_def) if assets.is_executable else None
+    return _pipelines.get(_function(assets)) if assets.is_executable else None
+
+
+def _function(assets: dg.AssetsDefinition) -> object:
+    """The function that was decorated; of a graph, which has none, the graph."""
+    return getattr(getattr(assets.node_def, "compute_fn", None), "decorated_fn", assets.node_def)
 
 
 def pipelines_of(definitions: dg.Definitions) -> list[Pipeline]:
@@ -83,6 +96,7 @@ def pipelines_of(definitions: dg.Definitions) -> list[Pipeline]:
 
     Raises:
         DuplicatePipelineError: Two pipelines have the same name.
+        DagsterCheckpointsError: Assets were changed since `@pipeline_assets` has made them, so that no run begins.
     """
     pipelines: dict[int, Pipeline] = {}
     assets_definitions = [assets for assets in definitions.assets or () if isinstance(assets, dg.AssetsDefinition)]
@@ -90,6 +104,7 @@ def pipelines_of(definitions: dg.Definitions) -> list[Pipeline]:
         pipeline = pipeline_of(assets)
         if pipeline is not None:
             check_names(pipeline, assets, assets_definitions[:number])
+            _checks[_function(assets)](assets)
             pipelines[id(pipeline)] = pipeline
     return list(pipelines.values())
 

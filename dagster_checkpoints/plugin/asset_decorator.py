@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import dagster as dg
@@ -17,7 +17,7 @@ from dagster_checkpoints.definitions.pipelines import register
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.commit_checks import check_specs
 from dagster_checkpoints.plugin.run_config import run_config_schema
-from dagster_checkpoints.plugin.stage_assets import NotAPipelineAssetError, stage_specs
+from dagster_checkpoints.plugin.stage_assets import NotAPipelineAssetError, check_assets, stage_specs
 from dagster_checkpoints.plugin.stage_translator import DagsterStageTranslator
 
 
@@ -87,19 +87,27 @@ def pipeline_assets(
             required_resource_keys=None if required_resource_keys is None else set(required_resource_keys),
             config_schema=None if has_config else run_config_schema(),
         )(_with_results(function, pipeline))
-        register(pipeline, assets)
+        register(pipeline, assets, partial(check_assets, pipeline=pipeline))
         return assets
 
     return decorate
 
 
 def _with_results(function: Callable[..., Any], pipeline: Pipeline) -> Callable[..., Any]:
-    """The function, which is refused if it yields or returns nothing.
+    """A function that does the same, and fails if it returns nothing.
 
-    Dagster takes that for the success of a single asset, although `run()` has done nothing before it is iterated.
+    Dagster takes nothing for the success of a single asset, although `run()` has done nothing before it is iterated. A pipeline
+    is found by this function, which no other one has, also where the user has decorated one function for several.
     """
-    if any(kind(function) for kind in (inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.iscoroutinefunction)):
+    if any(kind(function) for kind in (inspect.isasyncgenfunction, inspect.iscoroutinefunction)):
         return function
+    if inspect.isgeneratorfunction(function):
+
+        @wraps(function)
+        def yielded(*args: Any, **kwargs: Any) -> Any:
+            return (yield from function(*args, **kwargs))
+
+        return yielded
 
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:

@@ -281,6 +281,17 @@ def stage_keys(assets: dg.AssetsDefinition, pipeline: Pipeline) -> dict[str, dg.
     return keys
 
 
+def check_assets(assets: dg.AssetsDefinition, pipeline: Pipeline) -> None:
+    """Refuse what map_asset_specs or post-processing has made of a pipeline's assets, if no run begins with it.
+
+    Raises:
+        NotAPipelineAssetError, PartitionedStageError: See :func:`stage_keys`.
+        StageDependencyError: A stage's asset has got a dependency within the pipeline that the pipeline does not have.
+    """
+    keys = stage_keys(assets, pipeline)
+    _check_dependencies(pipeline, keys, map(assets.get_asset_spec, keys.values()))
+
+
 def _keys_of_stages(assets: dg.AssetsDefinition, pipeline: Pipeline) -> dict[str, dg.AssetKey]:
     return {
         str(_value(spec.metadata[STAGE])): spec.key
@@ -359,7 +370,7 @@ class StageAssets:
                 f"{sorted(key.to_user_string() for key in chosen)}; expected the stages of {pipeline.name!r}. Decorate the "
                 "function with @pipeline_assets(pipeline=...) and pass the same pipeline to run()."
             )
-        _check_dependencies(pipeline, keys, map(context.assets_def.get_asset_spec, keys.values()))
+        check_assets(context.assets_def, pipeline)
         with suppress(CheckError):  # assets that were materialized without a code location
             check_names(pipeline, context.assets_def, set(context.repository_def.assets_defs_by_key.values()))
         _check_undivided(context, pipeline)

@@ -14,7 +14,7 @@ import pytest
 from dagster._core.definitions.definitions_load_context import DefinitionsLoadContext, DefinitionsLoadType
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin, enter_loadable_target_origin_load_context
 
-from dagster_checkpoints import ParquetSink, Pipeline, bounded_source
+from dagster_checkpoints import ParquetSink, Pipeline, bounded_source, pipeline_assets
 from dagster_checkpoints.definitions.pipelines import DuplicatePipelineError, pipelines_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -106,3 +106,15 @@ def test_a_run_refuses_a_second_pipeline_of_one_name(tmp_path: Path) -> None:
     exec(compile(file.read_text(), str(file), "exec"), namespace)
     with pytest.raises(DuplicatePipelineError):
         pipelines_of(namespace["defs"])
+
+
+def test_a_pipeline_is_found_whatever_post_processing_has_changed(tmp_path: Path) -> None:
+    """For other dependencies Dagster makes another op: the command line's `check` did not know its pipeline any more."""
+
+    def run(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        yield from ()
+
+    pipelines = [Pipeline(name, [source(tmp_path, f"{name}_events")]) for name in ("one", "other")]
+    assets = [pipeline_assets(pipeline=pipeline, name=pipeline.name)(run) for pipeline in pipelines]
+    changed = [each.map_asset_specs(lambda spec: spec.replace_attributes(deps=["raw"])) for each in assets]
+    assert pipelines_of(dg.Definitions(assets=changed)) == pipelines

@@ -24,6 +24,7 @@ from dagster_checkpoints import (
     build_pipeline_defs,
 )
 from dagster_checkpoints import stage as pipeline_stage
+from dagster_checkpoints.definitions.pipelines import pipelines_of
 from dagster_checkpoints.plugin.code_version import code_version
 from dagster_checkpoints.plugin.stage_assets import (
     DuplicateAssetKeyError,
@@ -175,6 +176,8 @@ def test_partitions_that_post_processing_adds_are_refused(
     resources = {"checkpoint_coordinator": CheckpointCoordinatorResource(storage="/nowhere")}
     with pytest.raises(dg.Failure, match=found):
         dg.materialize([assets], partition_key="monday", resources=resources)
+    with pytest.raises(PartitionedStageError, match=found):
+        pipelines_of(dg.Definitions(assets=[assets]))  # of the command line
 
 
 def test_two_stages_with_one_key_are_refused(numbers_pipeline: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]) -> None:
@@ -222,7 +225,7 @@ def test_dependencies_are_lists_by_stage(deps: Any, apart: Pipeline, assets_of: 
         assets_of(apart, deps=deps)
 
 
-def test_a_dependency_that_post_processing_adds_is_refused_when_a_run_begins(
+def test_a_dependency_that_post_processing_adds_is_refused_by_a_check_and_when_a_run_begins(
     apart: Pipeline, assets_of: Callable[..., dg.AssetsDefinition]
 ) -> None:
     assets = assets_of(apart).map_asset_specs(
@@ -236,6 +239,8 @@ def test_a_dependency_that_post_processing_adds_is_refused_when_a_run_begins(
 
     with pytest.raises(StageDependencyError, match="post-processing"):
         StageAssets.of(Context(), apart)  # type: ignore[arg-type]
+    with pytest.raises(StageDependencyError, match="post-processing"):
+        pipelines_of(dg.Definitions(assets=[assets]))  # of the command line
 
 
 def test_a_stage_must_not_have_the_key_of_the_events_beside_it(assets_of: Callable[..., dg.AssetsDefinition]) -> None:
