@@ -160,12 +160,11 @@ def build_recovery_sensor(
         run = record.dagster_run
         now = tick.now.timestamp()
         before = _unless_paused(read_cursor(tick.dagster.cursor, _RecoveryCursor), now, longest_pause)
+        watch = _Watch(tick.dagster.instance, op_name, state, before, now, dead_after)
         if owner is not None and run.run_id != owner.dagster_run.run_id and not run.is_finished:
-            return _behind_owner(tick.dagster.instance, owner.dagster_run, run, op_name, state, before, now, dead_after)
-        if run.status is dg.DagsterRunStatus.STARTED and dead_after is not None:
-            silence = _silence(tick.dagster.instance, run, op_name, state)
-            if silence:
-                return _watch(tick.dagster.instance, run, run, silence, state, before, now, dead_after)
+            return watch.behind_owner(owner.dagster_run, run)
+        if run.status is dg.DagsterRunStatus.STARTED and (silence := watch.silence(run)):
+            return watch.mark_if_it_lasts(run, run, silence)
         if run.status is not dg.DagsterRunStatus.FAILURE:
             return skip(f"The newest run, {run.run_id}, is {run.status.value}.", _RecoveryCursor())
         if other := elsewhere(run, location):  # the owner: both code locations have one storage
@@ -179,7 +178,7 @@ def build_recovery_sensor(
         attempts = _attempts(record, reset_after)
         if attempts >= limit:
             return skip(f"Run {run.run_id} failed. Given up after {attempts} attempts to recover.", _RecoveryCursor())
-        why_not, after = _obstacle(run.run_id, owner, state, status, before, now)
+        why_not, after = watch.obstacle(run.run_id, owner, status)
         if why_not:
             return skip(f"Run {run.run_id} failed. {why_not}", after)
         failed_at = datetime.fromtimestamp(_ended_at(record), UTC)
@@ -290,33 +289,6 @@ def _unless_paused(before: _RecoveryCursor, now: float, longest: float) -> _Reco
     return before if 0.0 <= now - before.looked <= longest else _RecoveryCursor()
 
 
-def _obstacle(
-    run_id: str,
-    owner: dg.RunRecord | None,
-    state: PipelineState | None,
-    status: PipelineStatus | None,
-    before: _RecoveryCursor,
-    now: float,
-) -> tuple[str, _RecoveryCursor]:
-    """The reason why the run cannot be restarted now; "" if there is none."""
-    if state is None:
-        return "", _RecoveryCursor()
-    if state.lease is None:
-        last = _last_owner(state, status)
-        if last == run_id:
-            return _why_not_continued(state), _RecoveryCursor()
-        if last and owner is None and (why_not := _why_not_continued(state) or _canceled(state)):
-            return f"{_unknown(last)} {why_not} {_LAUNCH}", _RecoveryCursor()
-        return "", _RecoveryCursor()
-    lease_owner = state.lease.owner.run_id
-    # Its process may still be alive. A dead process does not renew its lease.
-    after = _watched(run_id, state, before, now)
-    if now - after.since < state.lease.seconds:
-        whose = "Its" if lease_owner == run_id else f"Run {lease_owner} owns the pipeline now; its"
-        return f"{whose} lease of {state.lease.seconds:g} s may still be renewed; checking again at the next tick.", after
-    return "", after
-
-
 _LAUNCH = "Launch the pipeline if it should run."
 
 
@@ -324,77 +296,103 @@ def _unknown(last: str) -> str:
     return f"Run {last} has run the pipeline last, and is not in Dagster any more, or in another Dagster instance."
 
 
-def _silence(instance: dg.DagsterInstance, run: dg.DagsterRun, op: str, state: PipelineState | None) -> str:
-    """What a run that Dagster takes for STARTED has not done, if that lasts because its process is dead; "" for another run."""
-    if state is None or _last_owner(state, None) != run.run_id:
-        return ""
-    if state.lease is not None:
-        return "has not renewed its lease on the pipeline"
-    # It gave the pipeline up, so its op ends now. Where Dagster's storage was away, that could not be written.
-    if _why_not_continued(state) or _has_ended(instance, run.run_id, op):
-        return ""
-    return "has given up the pipeline, and has not written the end of its op into Dagster's storage"
+@dataclass(frozen=True)
+class _Watch:
+    """What a tick knows of runs whose process may be dead, although Dagster or the lease does not say so.
 
+    Attributes:
+        instance: Dagster's instance.
+        op: Name of the op that runs the pipeline.
+        state: The pipeline's state; None if it never ran.
+        before: The memory of the last tick.
+        now: The time of the tick, seconds since 1970.
+        dead_after: Seconds of silence after which a run is marked as failed; None for never.
+    """
 
-def _has_ended(instance: dg.DagsterInstance, run_id: str, op: str) -> bool:
-    """Whether Dagster knows of the end of an op, be it alone or in a graph."""
-    ends = instance.all_logs(run_id, of_type={dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE})
-    return any(end.step_key is not None and end.step_key.rpartition(".")[2] == op for end in ends)
+    instance: dg.DagsterInstance
+    op: str
+    state: PipelineState | None
+    before: _RecoveryCursor
+    now: float
+    dead_after: float | None
 
+    def obstacle(self, run_id: str, owner: dg.RunRecord | None, status: PipelineStatus | None) -> tuple[str, _RecoveryCursor]:
+        """The reason why a failed run cannot be restarted now; "" if there is none. And the memory for the next tick."""
+        state = self.state
+        if state is None:
+            return "", _RecoveryCursor()
+        if state.lease is None:
+            last = _last_owner(state, status)
+            if last == run_id:
+                return _why_not_continued(state), _RecoveryCursor()
+            if last and owner is None and (why_not := _why_not_continued(state) or _canceled(state)):
+                return f"{_unknown(last)} {why_not} {_LAUNCH}", _RecoveryCursor()
+            return "", _RecoveryCursor()
+        lease_owner = state.lease.owner.run_id
+        # Its process may still be alive. A dead process does not renew its lease.
+        after = self._watched(run_id)
+        if self.now - after.since < state.lease.seconds:
+            whose = "Its" if lease_owner == run_id else f"Run {lease_owner} owns the pipeline now; its"
+            return f"{whose} lease of {state.lease.seconds:g} s may still be renewed; checking again at the next tick.", after
+        return "", after
 
-def _watched(run_id: str, state: PipelineState | None, before: _RecoveryCursor, now: float) -> _RecoveryCursor:
-    """Since when the lease was not renewed, as far as the sensor has seen."""
-    token = state.token if state is not None else ""
-    since = before.since if (before.run, before.token) == (run_id, token) else now
-    return _RecoveryCursor(run=run_id, token=token, since=since, looked=now)
+    def silence(self, run: dg.DagsterRun) -> str:
+        """What a run that Dagster takes for STARTED has not done, if that lasts because its process is dead; "" for another."""
+        if self.state is None or _last_owner(self.state, None) != run.run_id:
+            return ""
+        if self.state.lease is not None:
+            return "has not renewed its lease on the pipeline"
+        # It gave the pipeline up, so its op ends now. Where Dagster's storage was away, that could not be written.
+        if _why_not_continued(self.state) or self._has_ended(run.run_id):
+            return ""
+        return "has given up the pipeline, and has not written the end of its op into Dagster's storage"
 
+    def mark_if_it_lasts(self, run: dg.DagsterRun, newest: dg.DagsterRun, silence: str) -> dg.SensorResult:
+        """Mark a run that Dagster takes for STARTED as failed if its silence lasts.
 
-def _watch(
-    instance: dg.DagsterInstance,
-    run: dg.DagsterRun,
-    newest: dg.DagsterRun,
-    silence: str,
-    state: PipelineState | None,
-    before: _RecoveryCursor,
-    now: float,
-    dead_after: float,
-) -> dg.SensorResult:
-    """A run that Dagster takes for STARTED: mark it as failed if its silence lasts."""
-    after = _watched(run.run_id, state, before, now)
-    lease = state.lease.seconds if state is not None and state.lease is not None else 0.0
-    if now - after.since < max(dead_after, lease):
-        return skip(_not_failed(run, newest), after)
-    message = (
-        f"The run {silence} for {now - after.since:.0f} s: its process has died, and Dagster has not noticed it, because its "
-        "machine, the code server that had started it or Dagster's storage was gone. The recovery sensor marks the run as failed."
-    )
-    instance.report_run_failed(run, message)
-    alone = newest.run_id == run.run_id
-    then = "It is restarted at the next tick." if alone else f"Run {newest.run_id}, which is {newest.status.value}, follows it."
-    return skip(f"Run {run.run_id} was {run.status.value}. {message} {then}", after)
+        Args:
+            run: The run.
+            newest: The pipeline's newest run.
+            silence: What the run has not done.
+        """
+        after = self._watched(run.run_id)
+        lease = self.state.lease.seconds if self.state is not None and self.state.lease is not None else 0.0
+        silent = self.now - after.since
+        if self.dead_after is None or silent < max(self.dead_after, lease):
+            return skip(_not_failed(run, newest), after)
+        message = (
+            f"The run {silence} for {silent:.0f} s: its process has died, and Dagster has not noticed it, because its machine, "
+            "the code server that had started it or Dagster's storage was gone. The recovery sensor marks the run as failed."
+        )
+        self.instance.report_run_failed(run, message)
+        alone = newest.run_id == run.run_id
+        follows = f"Run {newest.run_id}, which is {newest.status.value}, follows it."
+        then = "It is restarted at the next tick." if alone else follows
+        return skip(f"Run {run.run_id} was {run.status.value}. {message} {then}", after)
 
+    def behind_owner(self, owner: dg.DagsterRun, waiting: dg.DagsterRun) -> dg.SensorResult:
+        """A newer run waits behind the owner, and is to follow it: see that a dead owner does not hold what the run waits for."""
+        after = self._watched(owner.run_id)
+        renews = self.state is not None and self.state.lease is not None and self.now - after.since < self.state.lease.seconds
+        action = owner_action(owner.status, waiting.status, renews=renews)
+        if action is OwnerAction.WATCH and (silence := self.silence(owner)):
+            return self.mark_if_it_lasts(owner, waiting, silence)
+        freed = ""
+        if action is OwnerAction.FREE_POOLS:
+            _free_pools(self.instance, owner.run_id)
+            freed = " Its slots in pools are given back: the newest run follows it."
+        return skip(_not_failed(owner, waiting) + freed, after)
 
-def _behind_owner(
-    instance: dg.DagsterInstance,
-    owner: dg.DagsterRun,
-    waiting: dg.DagsterRun,
-    op: str,
-    state: PipelineState | None,
-    before: _RecoveryCursor,
-    now: float,
-    dead_after: float | None,
-) -> dg.SensorResult:
-    """A newer run waits behind the owner, and is to follow it: see that a dead owner does not hold what the run waits for."""
-    after = _watched(owner.run_id, state, before, now)
-    renews = state is not None and state.lease is not None and now - after.since < state.lease.seconds
-    action = owner_action(owner.status, waiting.status, renews=renews)
-    if action is OwnerAction.WATCH and dead_after is not None and (silence := _silence(instance, owner, op, state)):
-        return _watch(instance, owner, waiting, silence, state, before, now, dead_after)
-    freed = ""
-    if action is OwnerAction.FREE_POOLS:
-        _free_pools(instance, owner.run_id)
-        freed = " Its slots in pools are given back: the newest run follows it."
-    return skip(_not_failed(owner, waiting) + freed, after)
+    def _has_ended(self, run_id: str) -> bool:
+        """Whether Dagster knows of the end of the op, be it alone or in a graph."""
+        ends = self.instance.all_logs(run_id, of_type={dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE})
+        return any(end.step_key is not None and end.step_key.rpartition(".")[2] == self.op for end in ends)
+
+    def _watched(self, run_id: str) -> _RecoveryCursor:
+        """Since when the lease was not renewed, as far as the sensor has seen."""
+        token = self.state.token if self.state is not None else ""
+        since = self.before.since if (self.before.run, self.before.token) == (run_id, token) else self.now
+        return _RecoveryCursor(run=run_id, token=token, since=since, looked=self.now)
 
 
 def _not_failed(owner: dg.DagsterRun, newest: dg.DagsterRun) -> str:
