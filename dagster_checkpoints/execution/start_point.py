@@ -173,16 +173,25 @@ def is_repeated_start(restore_from: str, earlier_runs: Collection[str], previous
     return True
 
 
-def has_ended_before(retried_runs: Collection[str], previous: PipelineState) -> bool:
-    """Whether a run that this one repeats by itself has brought the job to its end, so that there is nothing left to do.
+def continues_by_itself(state: PipelineState) -> bool:
+    """Whether a run that no person has launched continues the job: it has not ended, or a termination from outside has suspended
+    it. A job that a request has suspended, or that had caught up, waits for the next run that is launched.
+    """
+    job = state.job
+    return job.status != "FINISHED" or (job.ended_by == "suspend" and job.stop_asked_by == "termination")
 
-    That run may have died before it could report its end. A new start would write the rows of the job again.
+
+def has_ended_before(retried_runs: Collection[str], previous: PipelineState) -> bool:
+    """Whether a run that this one repeats by itself has brought the job to its end, or suspended it: nothing is left to do.
+
+    That run may have died before it could report its end. A new start would write the rows of the job again, and a suspend on
+    request is not undone.
 
     Args:
         retried_runs: ids of the runs that this one repeats, and no person has launched again.
         previous: the state of the pipeline in storage.
     """
-    return is_job_over(previous) and previous.job.run_id in retried_runs
+    return previous.job.run_id in retried_runs and not continues_by_itself(previous)
 
 
 def completed_checkpoint(pointer: CheckpointPointer) -> CompletedCheckpoint:

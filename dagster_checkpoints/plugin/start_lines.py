@@ -46,6 +46,11 @@ def start_line(event: StartEvent | JobStarted | QueryEvent, pipeline: Pipeline, 
             )
         case PipelineAcquired(storage, epoch, seconds):
             return f"This run owns pipeline {pipeline.name!r} in {storage} (epoch {epoch}), after {seconds:.1f} s."
+        case JobEndedBefore(job_id, run_id, str()):
+            return (
+                f"Run {run_id}, which this run repeats, had suspended job {job_id}, because it was asked to or had caught up: no "
+                "stage runs again. To continue the job, launch a new run."
+            )
         case JobEndedBefore(job_id, run_id):
             return (
                 f"Run {run_id}, which this run repeats, has brought job {job_id} to its end: all its rows are committed, and no "

@@ -294,3 +294,33 @@ def test_a_retry_of_a_run_that_had_brought_the_job_to_its_end_begins_no_other_jo
     with CheckpointStorage(open_store(str(tmp_path / "storage")), "numbers") as storage:
         state = storage.read_state()
     assert state is not None and (state.job.job_id, state.job.status, state.lease) == (1, "FINISHED", None)
+
+
+@pytest.mark.parametrize("asked_by", ["request", "caught_up"])
+def test_a_retry_of_a_run_that_was_suspended_on_request_does_not_continue_the_job(
+    tmp_path: Path,
+    coordinator: Coordinator,
+    numbers_pipeline: Pipeline,
+    assets_of: Callable[[Pipeline], dg.AssetsDefinition],
+    instance: dg.DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+    asked_by: Any,
+) -> None:
+    """The first run died, or could not write its end into Dagster's storage, after the suspend that a person had asked for."""
+    monkeypatch.setattr(resource, "build_session", lambda *args, **options: pytest.fail("Spark was started"))
+    first, retry = make_new_run_id(), make_new_run_id()
+    with CheckpointStorage(open_store(str(tmp_path / "storage")), "numbers") as storage:
+        ownership = storage.acquire(Owner(run_id=first, host="a-machine", pid=1), 9.0)
+        ownership.begin_job(resume=False)
+        ownership.end_job("FINISHED", ended_by="suspend", stop_asked_by=asked_by)
+        ownership.release()
+    tags = {PARENT_RUN_ID_TAG: first, ROOT_RUN_ID_TAG: first, RETRY_NUMBER_TAG: "1"}
+    definitions = dg.Definitions([assets_of(numbers_pipeline)], resources={"checkpoint_coordinator": coordinator()})
+    job = definitions.resolve_implicit_global_asset_job_def()
+    result = job.execute_in_process(instance=instance, tags=tags, run_id=retry)
+    assert result.success and not result.asset_materializations_for_node("pipeline_op"), "no stage has finished"
+    log = [entry.user_message for entry in instance.all_logs(retry)]
+    assert any(f"Run {first}, which this run repeats, had suspended job 1" in line for line in log)
+    with CheckpointStorage(open_store(str(tmp_path / "storage")), "numbers") as storage:
+        state = storage.read_state()
+    assert state is not None and (state.job.ended_by, state.job.stop_asked_by, state.lease) == ("suspend", asked_by, None)

@@ -24,6 +24,7 @@ from dagster_checkpoints.execution.start_point import (
     StartPoint,
     choose_start,
     completed_checkpoint,
+    has_ended_before,
     is_job_over,
     is_repeated_start,
 )
@@ -294,6 +295,26 @@ def test_the_savepoint_of_a_burst_belongs_to_the_pipeline(asked_by: Any, savepoi
     job = Job(job_id=1, status="FINISHED", ended_by="suspend", stop_asked_by=asked_by, savepoint=savepoint)
     start = choose(state(S5, job=job), Options("latest"), read(S5, own))
     assert start.pointer is not None and start.pointer.claimed is claims
+
+
+@pytest.mark.parametrize(
+    ("status", "ended_by", "asked_by", "over"),
+    [
+        ("FAILED", "", "", False),
+        ("CANCELED", "", "", False),
+        ("RUNNING", "", "", False),
+        ("FINISHED", "end_of_data", "", True),
+        ("FINISHED", "drain", "request", True),
+        ("FINISHED", "suspend", "request", True),
+        ("FINISHED", "suspend", "caught_up", True),
+        ("FINISHED", "suspend", "termination", False),  # a pod was evicted
+    ],
+)
+def test_a_retry_does_not_continue_a_job_that_a_request_has_ended(status: Any, ended_by: Any, asked_by: Any, over: bool) -> None:
+    """As the recovery sensor does not; the run that the retry repeats may have failed after the end of its job."""
+    job = Job(job_id=1, status=status, ended_by=ended_by, stop_asked_by=asked_by, run_id="first")
+    assert has_ended_before({"first", "retry"}, state(S5, job=job)) is over
+    assert not has_ended_before({"launched by a person"}, state(S5, job=job))
 
 
 def test_a_savepoint_that_was_claimed_and_replaced_is_not_restored() -> None:

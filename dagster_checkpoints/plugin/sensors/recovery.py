@@ -13,6 +13,7 @@ import dagster as dg
 from dagster_checkpoints.control.pipeline_control import PipelineControl, newest_status
 from dagster_checkpoints.control.status import PipelineStatus
 from dagster_checkpoints.execution.pipeline_state import PipelineState
+from dagster_checkpoints.execution.start_point import continues_by_itself
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.pipeline.number_values import is_count, is_number
@@ -404,9 +405,9 @@ def _not_failed(owner: dg.DagsterRun, newest: dg.DagsterRun) -> str:
 
 def _why_not_continued(state: PipelineState) -> str:
     """The reason why the failed run's job must not continue; "" if it may."""
-    job = state.job
-    if job.status != "FINISHED" or (job.ended_by == "suspend" and job.stop_asked_by == "termination"):
+    if continues_by_itself(state):
         return ""
+    job = state.job
     if job.stop_asked_by == "caught_up":
         return f"Its job had caught up, and was suspended with savepoint {job.savepoint}: the next run resumes it."
     if job.ended_by == "suspend":

@@ -46,15 +46,18 @@ class PipelineAcquired:
 
 @dataclass(frozen=True)
 class JobEndedBefore:
-    """A run that this one repeats has brought the job to its end: no stage runs, and the end of each follows.
+    """A run that this one repeats has brought the job to its end: no stage runs, and the end of each follows. Or that run has
+    suspended the job, and no event of a stage follows.
 
     Attributes:
         job_id: The job's id.
         run_id: Id of that run.
+        suspended: URL of the savepoint with which the job was suspended; None if it has come to its end.
     """
 
     job_id: int
     run_id: str
+    suspended: str | None = None
 
 
 @dataclass(frozen=True)

@@ -251,11 +251,13 @@ class JobExecution:
         with contextlib.suppress(StorageError):  # the lease then expires by itself
             ownership.release()
         self.storage.close()
-        job, stages = ownership.previous.job, tuple(stage.name for stage in self.pipeline.stages)
-        self._on_event(events.JobEndedBefore(job.job_id, job.run_id))
+        job = ownership.previous.job
+        suspended = self.storage.url_of(job.savepoint) if job.ended_by == "suspend" else None
+        stages = () if suspended is not None else tuple(stage.name for stage in self.pipeline.stages)
+        self._on_event(events.JobEndedBefore(job.job_id, job.run_id, suspended))
         for stage in stages:
             self._on_event(events.StageFinished(stage, None, None, restored=True))
-        return JobResult(JobStatus.FINISHED, None, job.job_id, None, None, stages, {}, job.ended_by)
+        return JobResult(JobStatus.FINISHED, None, job.job_id, None, None, stages, {}, job.ended_by, suspended)
 
     @contextlib.contextmanager
     def _owning(self, ownership: Ownership, box: RequestBox, answers: ThreadPoolExecutor) -> Iterator[None]:
