@@ -24,7 +24,7 @@ from dagster_checkpoints.plugin.commit_schedule import CommitSchedule
 from dagster_checkpoints.plugin.materializations import PipelineMaterializations
 from dagster_checkpoints.plugin.observation_schedule import ObservationSchedule
 from dagster_checkpoints.plugin.observations import PipelineObservations
-from dagster_checkpoints.plugin.savepoints.recording import record_savepoint
+from dagster_checkpoints.plugin.savepoints.recording import is_recorded_by_asker, record_savepoint
 from dagster_checkpoints.plugin.stage_assets import StageAssets
 from dagster_checkpoints.plugin.start_lines import start_line
 from dagster_checkpoints.spark.errors import StageError
@@ -205,7 +205,7 @@ class RunReporter:
             f"Savepoint {checkpoint.checkpoint_id} ({purpose}, {asked}) completed in "
             f"{checkpoint.duration:.2f} s; {checkpoint.total_bytes:,} bytes; {event.location}"
         )
-        if not (event.recorded_by_asker or event.of_burst):
+        if not (event.of_burst or is_recorded_by_asker(self._context.instance, event)):
             record_savepoint(self._context, self._pipeline, event, self._storage)
 
     def _source_answers(self, event: SourceSilent | SourceAnswered) -> None:

@@ -20,7 +20,7 @@ from dagster_checkpoints.errors import StorageUnavailable
 from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.plugin.savepoints import asset
 from dagster_checkpoints.plugin.savepoints.metadata import read_savepoint, resume_metadata
-from dagster_checkpoints.plugin.savepoints.recording import SavepointAsset, record_savepoint
+from dagster_checkpoints.plugin.savepoints.recording import SavepointAsset, is_recorded_by_asker, record_savepoint, request_of
 from dagster_checkpoints.plugin.savepoints.retention import RecordedSavepoint, SavepointRetention, delete_expired, expired
 from dagster_checkpoints.spark.job.events import CheckpointDone, SavepointDone
 from dagster_checkpoints.storage import CheckpointStorage
@@ -86,6 +86,7 @@ def test_materializing_takes_a_savepoint_and_shows_what_it_holds(running: Any, t
     (request,) = running.requests
     assert (request.kind, request.name, request.target) == ("savepoint", "before-upgrade", "")
     assert request.recorded_by_asker and request.asked_by == f"run {result.run_id}"
+    assert request.request_id == request_of(result.run_id)
 
     shown = recorded(instance, "before-upgrade")
     (stored,) = running.storage.list_savepoints()
@@ -261,6 +262,22 @@ def test_savepoints_that_the_asset_has_not_taken_are_partitions_as_well(
     elsewhere = running.take_savepoint(5, "far", str(tmp_path / "far away"))["location"]
     assert elsewhere.startswith("file://")
     assert record(done(5, elsewhere)) == elsewhere.rpartition("/")[2]
+
+
+@pytest.mark.parametrize(
+    ("status", "itself"),
+    [("STARTED", True), ("CANCELING", False), ("CANCELED", False), ("FAILURE", False), (None, True)],
+)
+def test_a_savepoint_whose_run_was_terminated_is_recorded_by_the_pipelines_run(
+    instance: dg.DagsterInstance, status: str | None, itself: bool
+) -> None:
+    """Its request goes on. Without a record nobody sees the savepoint in Dagster, not even one that has stopped the pipeline."""
+    asker = dg.DagsterRun("take", status=dg.DagsterRunStatus(status or "STARTED"))
+    if status is not None:  # else of another Dagster instance
+        instance.add_run(asker)
+    event = done(4, "savepoints/x", stops="drain", request_id=request_of(asker.run_id), recorded_by_asker=True)
+    assert is_recorded_by_asker(instance, event) is itself
+    assert not is_recorded_by_asker(instance, done(4, "savepoints/x"))
 
 
 def test_recording_never_fails_the_run(record: Any, instance: dg.DagsterInstance) -> None:

@@ -17,6 +17,7 @@ from dagster_checkpoints.control.requests import Answer
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.address_metadata import address_metadata
+from dagster_checkpoints.plugin.interrupts import interrupts_delayed
 from dagster_checkpoints.plugin.savepoints.metadata import LOCATION, MADE_BY, TRIGGERED, describe, read_savepoint, resume_metadata
 from dagster_checkpoints.plugin.savepoints.recording import (
     DEFAULT_PREFIX,
@@ -24,6 +25,7 @@ from dagster_checkpoints.plugin.savepoints.recording import (
     SavepointAsset,
     location_of,
     partition_of,
+    request_of,
 )
 from dagster_checkpoints.plugin.savepoints.retention import STAMP, RecordedSavepoint, SavepointRetention, delete_expired
 from dagster_checkpoints.plugin.settings import KnownSettings
@@ -217,7 +219,7 @@ def _take(
     options: dict[str, Any] = {
         "target": config.path,
         "name": name,
-        "request_id": f"asset-{context.run.run_id}",
+        "request_id": request_of(context.run.run_id),
         "deadline": config.deadline,
         "recorded_by_asker": True,
     }
@@ -251,6 +253,13 @@ def _wait(context: dg.AssetExecutionContext, request: RequestHandle, seconds: fl
             result = outcomes.get(timeout=_LOG_EVERY_SECONDS)
         except queue.Empty:
             context.log.info(f"Waiting for the pipeline's answer to request {request.request_id}.")
+        except BaseException:  # Dagster's interrupt
+            with interrupts_delayed():
+                context.log.warning(
+                    f"This run ends, but not its request {request.request_id}: the pipeline carries it out, and its own run "
+                    "records the savepoint."
+                )
+            raise
     if isinstance(result, Exception):
         raise result
     return result

@@ -24,6 +24,7 @@ SAVEPOINTS_OF = "dagster_checkpoints/savepoints_of"
 """Key in the metadata of the asset: name of the pipeline whose savepoints are its partitions."""
 DEFAULT_PREFIX = ("savepoints",)
 _READING_SECONDS = 20.0
+_OF_A_RUN = "asset-"
 _DIRECTORY = re.compile(r"savepoint-\d+-.+")
 
 
@@ -83,6 +84,23 @@ def location_of(recorded: dg.AssetMaterialization) -> str | None:
 def partition_of(location: str) -> str:
     """The partition key of a savepoint that was taken without one: the name of its directory."""
     return location.rstrip("/").removesuffix("/_metadata").rpartition("/")[2]
+
+
+def request_of(run_id: str) -> str:
+    """The id of the request for the savepoint that a run of the asset takes, and records by itself."""
+    return f"{_OF_A_RUN}{run_id}"
+
+
+def is_recorded_by_asker(instance: dg.DagsterInstance, event: SavepointDone) -> bool:
+    """Whether the run that has requested a savepoint records it: not if it was terminated, or has died, while it waited.
+
+    Args:
+        instance: The Dagster instance; a run of another one records what it has requested there.
+        event: The event of the completed savepoint.
+    """
+    run = instance.get_run_by_id(event.request_id.removeprefix(_OF_A_RUN)) if event.recorded_by_asker else None
+    waits = run is None or not (run.is_finished or run.status is dg.DagsterRunStatus.CANCELING)
+    return event.recorded_by_asker and waits
 
 
 def record_savepoint(
