@@ -187,8 +187,10 @@ class FakeOwner:
         now = datetime.now(UTC)
         return Answer(request_id=request.request_id, status="failed", reason=reason, message=message, answered_at=now, **fields)
 
-    def report(self, *, finished: tuple[str, ...] = (), behind: tuple[str, ...] = (), **fields: Any) -> None:
-        """Write a status in which these stages have finished and these sources have not caught up."""
+    def report(
+        self, *, finished: tuple[str, ...] = (), ended: tuple[str, ...] = (), behind: tuple[str, ...] = (), **fields: Any
+    ) -> None:
+        """Write a status in which these stages have finished, these emit no more rows, and these sources have not caught up."""
         self.sequence += fields.pop("after", 10)
         now = datetime.now(UTC)
         stages = tuple(
@@ -199,7 +201,7 @@ class FakeOwner:
                     InstanceStatus(
                         name=name,
                         state="RUNNING",
-                        end_of_data=stage.name in finished,
+                        end_of_data=stage.name in (*finished, *ended),
                         caught_up=stage.name not in behind and f"{stage.name}[{name}]" not in behind
                         if stage.kind.is_source
                         else None,
@@ -218,6 +220,7 @@ class FakeOwner:
             "started_at": now,
             "job_id": self.job_id,
             "stages": stages,
+            "checkpoint_interval": 60.0,
         }
         write_status(self.storage, PipelineStatus(pipeline=self.pipeline.name, **{**values, **fields}))
 

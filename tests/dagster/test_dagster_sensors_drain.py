@@ -95,6 +95,27 @@ def test_a_drain_after_the_backfill_has_finished_and_the_live_source_was_caught_
     assert request.name == "meeting_drain"  # of the savepoint
 
 
+@pytest.mark.parametrize("condition", [bounded_stages_finished() & live_lag_zero(), live_lag_zero()], ids=["both", "live alone"])
+def test_without_periodic_checkpoints_a_drain_does_not_wait_for_stages_that_finish_with_the_job(
+    condition: DrainCondition, tick: Tick, owner: Owner, meeting_pipeline: Pipeline
+) -> None:
+    """With `interval=None` no stage finishes before the drain: the sensor waited for it for ever."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        ticks = Ticking(tick, build_drain_sensor(pipeline=meeting_pipeline, when=condition), instance)
+        running = owner(meeting_pipeline)
+        for _ in range(3):
+            running.report(checkpoint_interval=None)
+            assert "0 of 1 bounded sources read to their end" in ticks()
+        running.report(ended=("history",))
+        assert "0 of 2 bounded stages finished, not: history, copied" in ticks(), "their rows are committed first"
+        for _ in range(2):
+            running.report(ended=("history",), checkpoint_interval=None)
+            text = ticks()
+        assert "Asked run run-1 to drain" in text
+        (request,) = running.serve()
+        assert request.drain and request.bounded == "finish"
+
+
 def test_by_default_nothing_is_drained_before_bounded_stages_have_finished(
     tick: Tick, owner: Owner, meeting_pipeline: Pipeline
 ) -> None:

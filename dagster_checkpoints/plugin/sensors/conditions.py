@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
@@ -118,7 +118,11 @@ def _asset_key(asset: dg.AssetKey | str | Sequence[str]) -> dg.AssetKey:
 
 
 def bounded_stages_finished() -> DrainCondition:
-    """All bounded stages have finished, and all their rows are committed."""
+    """All bounded stages have finished, and all their rows are committed.
+
+    Without periodic checkpoints (`interval=None`) nothing is committed before the job ends. Then it holds when all bounded
+    sources have been read to their end.
+    """
     return _BoundedStagesFinished()
 
 
@@ -292,10 +296,13 @@ class _AssetsMaterialized(DrainCondition):
 @dataclass(frozen=True)
 class _BoundedStagesFinished(DrainCondition):
     def look(self, at: ConditionContext) -> ConditionResult:
-        bounded = [stage.name for stage in at.pipeline.stages if at.pipeline.is_bounded(stage.name)]
         stages = _stages(at)
         if stages is None:
             return ConditionResult(False, "the pipeline has not yet reported the state of its stages")
+        assert at.running.status is not None
+        if at.running.status.phase == "running" and at.running.status.checkpoint_interval is None:
+            return _bounded_sources_read(at, stages)
+        bounded = [stage.name for stage in at.pipeline.stages if at.pipeline.is_bounded(stage.name)]
         running = [name for name in bounded if name not in stages or not stages[name].finished]
         if running:
             return ConditionResult(
@@ -386,6 +393,20 @@ def _several(arguments: tuple[Argument, ...], function: str) -> tuple[Argument, 
     if not arguments:
         raise ValueError(f"expected at least one argument of {function}(), found none: the condition would hold at once")
     return arguments
+
+
+def _bounded_sources_read(at: ConditionContext, stages: Mapping[str, StageStatus]) -> ConditionResult:
+    """Whether all bounded sources have been read to their end: without periodic checkpoints no stage finishes before the job."""
+    sources = [stage.name for stage in at.pipeline.stages if stage.kind is StageKind.BOUNDED_SOURCE]
+    read = [name for name in sources if name in stages and has_ended(stages[name])]
+    found = f"{len(read)} of {len(sources)} bounded sources read to their end; without an interval, stages finish with the job"
+    return ConditionResult(len(read) == len(sources), found)
+
+
+def has_ended(stage: StageStatus, instance: str | None = None) -> bool:
+    """Whether a stage, or one of its instances, emits no more rows."""
+    chosen = [status for status in stage.instances if instance in (None, status.name)]
+    return stage.finished or (bool(chosen) and all(status.end_of_data for status in chosen))
 
 
 def _stages(at: ConditionContext) -> dict[str, StageStatus] | None:

@@ -11,7 +11,7 @@ from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
-from dagster_checkpoints.plugin.sensors.conditions import ConditionContext, assets_materialized
+from dagster_checkpoints.plugin.sensors.conditions import ConditionContext, assets_materialized, has_ended
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
     NotRunning,
     RunningPipeline,
@@ -125,11 +125,7 @@ def build_end_of_input_sensor(
 
 def _ended(running: RunningPipeline, source: str, instance: str | None) -> bool:
     stages = running.status.stages if running.status is not None else ()
-    for stage in stages:
-        if stage.name == source:
-            chosen = [status for status in stage.instances if instance in (None, status.name)]
-            return stage.finished or (bool(chosen) and all(status.end_of_data for status in chosen))
-    return False
+    return any(has_ended(stage, instance) for stage in stages if stage.name == source)
 
 
 def _plain(instance: str) -> str:
