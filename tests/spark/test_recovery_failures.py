@@ -20,7 +20,7 @@ from dagster_checkpoints.spark.job.events import (
     PipelineAcquired,
     StageFinished,
 )
-from dagster_checkpoints.storage import CheckpointStorage
+from dagster_checkpoints.storage import CheckpointStorage, open_store
 
 ROWS = "k string, ts timestamp, v long"
 
@@ -253,3 +253,31 @@ def test_a_job_given_up_after_its_restarts_shows_stage_instance_and_the_users_ow
     assert failed.status == "FAILED"
     assert "'mapped'" in text and "'north'" in text and "tail number" in text
     assert re.search(r" at \S*test_recovery_failures\.py:\d+, in .*# in the worker\n", text), "the line of the user's function"
+
+
+def test_pipelines_of_one_name_on_two_storages_share_a_work_directory(lab: Any) -> None:
+    """As on two machines that each have a storage under one path: both runs have the same epoch and the same attempt."""
+
+    def pipeline(name: str) -> Pipeline:
+        @unbounded_source
+        def live(context):
+            return lab.stream(name, ROWS)
+
+        @stage(sink=lab.sink(f"{name}_rows"))
+        def rows(live):
+            return live
+
+        return Pipeline("numbers", [live, rows], chaining=False)
+
+    jobs = {}
+    for name in ("staging", "production"):
+        lab.put(name, ROWS, [(name, lab.at(v), v) for v in range(10)])
+        store = open_store(str(lab.folder / f"machine_{name}/store"))
+        jobs[name] = lab.start(pipeline(name), storage=lab.storage("numbers", store), interval=0.5)
+        jobs[name].wait_until(lambda name=name: lab.count(f"{name}_rows") == 10)
+    for name, job in jobs.items():
+        lab.put(name, ROWS, [(name, lab.at(v), v) for v in range(10, 20)])
+        job.wait_until(lambda job=job: job.execution.rows().get("rows") == 20)
+        job.drain()
+        job.finished()
+        lab.check(lab.table(name, ROWS), f"{name}_rows")

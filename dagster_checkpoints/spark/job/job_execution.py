@@ -91,7 +91,6 @@ class JobExecution:
         self._cancel_asked = threading.Event()
         self._savepoints = SavepointsInProgress(storage, pipeline.stages)
         self._driver: JobDriver | None = None
-        self._work = WorkDirectory(options.work_directory / pipeline.name, options.scratch_directory / pipeline.name)
 
     # From any thread
 
@@ -210,12 +209,15 @@ class JobExecution:
             status.close(driver)  # a requester that waits for the answer does not wait for this
             answers.shutdown(wait=True)
 
+        name = self.pipeline.name
+        directories = self.options.work_directory / name, self.options.scratch_directory / name
+        work = WorkDirectory(*directories, ownership.history)
         runtime = Runtime(
             pipeline=self.pipeline,
             storage=self.storage,
             options=self.options,
             savepoints=self._savepoints,
-            work=self._work,
+            work=work,
             items=self._queue,
             canceled=self._cancel_asked,
             on_event=status.observing(self._on_event),
@@ -236,7 +238,7 @@ class JobExecution:
             driver.close()
             self._session.close()
             tracing.close()
-            self._work.clear(ownership.epoch, own=True)
+            work.clear(ownership.epoch, own=True)
             self.storage.close()
         if driver.refused is not None:
             raise driver.refused

@@ -22,7 +22,6 @@ from dagster_checkpoints.spark.files.work_path import WorkPath, entries_of, remo
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_ATTEMPT = re.compile(r"epoch-(\d+)-")
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://[^/]*/.*[^/].*", re.IGNORECASE)
 _OTHER_NAMES = {"s3": "s3a", "s3n": "s3a", "gcs": "gs"}
 
@@ -128,9 +127,12 @@ class WorkDirectory:
     Args:
         place: The pipeline's work directory.
         scratch: The directory of this machine for links and copies, if the work directory is elsewhere.
+        history: The id of the pipeline's `state.json`. Directories of other ids are left alone: two machines may each have a
+            storage under one path, with pipelines of one name, and share the work directory.
     """
 
-    def __init__(self, place: Path | RemoteDirectory, scratch: Path) -> None:
+    def __init__(self, place: Path | RemoteDirectory, scratch: Path, history: str) -> None:
+        self._history = history
         self._place = place
         self._work: WorkPath | None = place if isinstance(place, Path) else None
         self._scratch = place if isinstance(place, Path) else scratch
@@ -163,9 +165,9 @@ class WorkDirectory:
         Raises:
             OSError: They cannot be created.
         """
-        self.clear(epoch, own=True, kept=[_name(epoch, earlier) for earlier in in_use])
+        self.clear(epoch, own=True, kept=[self._name(epoch, earlier) for earlier in in_use])
         assert self._work is not None
-        name = _name(epoch, attempt)
+        name = self._name(epoch, attempt)
         folder = WorkFolder(self._work / name, self._scratch / name)
         folder.work.mkdir(parents=True)
         if self.is_remote:
@@ -180,7 +182,7 @@ class WorkDirectory:
         """
         self.clear(epoch, own=True)
         assert self._work is not None
-        folder = self._work / f"epoch-{epoch}-proof"
+        folder = self._work / f"{self._history}-epoch-{epoch}-proof"
         folder.mkdir(parents=True)
         return folder
 
@@ -192,19 +194,17 @@ class WorkDirectory:
             own: True removes this owner's directories, False those of earlier owners.
             kept: Names of directories that stay.
         """
-        _clear(self._scratch, epoch, own, kept)
+        self._clear(self._scratch, epoch, own, kept)
         if self.is_remote and self._work is not None:
-            _clear(self._work, epoch, own, kept)
+            self._clear(self._work, epoch, own, kept)
 
+    def _name(self, epoch: int, attempt: int) -> str:
+        return f"{self._history}-epoch-{epoch}-attempt-{attempt}"
 
-def _name(epoch: int, attempt: int) -> str:
-    return f"epoch-{epoch}-attempt-{attempt}"
-
-
-def _clear(place: WorkPath, epoch: int, own: bool, kept: Collection[str]) -> None:
-    with contextlib.suppress(OSError):  # what stays is removed by the next run
-        for folder in entries_of(place):
-            number = _ATTEMPT.match(folder.name) if folder.name not in kept else None
-            if number is not None and (int(number[1]) == epoch if own else int(number[1]) < epoch):
-                remove_tree(folder)
-    remove_if_empty(place)
+    def _clear(self, place: WorkPath, epoch: int, own: bool, kept: Collection[str]) -> None:
+        with contextlib.suppress(OSError):  # what stays is removed by the next run
+            for folder in entries_of(place):
+                number = re.match(rf"{re.escape(self._history)}-epoch-(\d+)-", folder.name) if folder.name not in kept else None
+                if number is not None and (int(number[1]) == epoch if own else int(number[1]) < epoch):
+                    remove_tree(folder)
+        remove_if_empty(place)
