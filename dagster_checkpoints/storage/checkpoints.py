@@ -336,6 +336,16 @@ class CheckpointStorage:
         """
         self._deletion.sweep(self._owner(), files=files)
 
+    def find_lost_files(self) -> frozenset[str]:
+        """The state files that another program has deleted from ``shared/``; a checkpoint that needs them stores them again.
+
+        It costs one LIST for each 1,000 files.
+
+        Raises:
+            StorageUnavailable: storage cannot be reached.
+        """
+        return self._shared.find_lost()
+
     def close(self) -> None:
         """Stop the transfer threads; does not release the ownership."""
         with self._pool_lock:

@@ -95,6 +95,13 @@ class SharedFiles:
             self._delete(orphans)
         return len(orphans)
 
+    def find_lost(self) -> frozenset[str]:
+        """The files that another program has deleted since they were stored; a checkpoint that needs them stores them again."""
+        expected = self.registry.names_stored()
+        return self.registry.lost(
+            expected - {info.key.removeprefix(self._layout.shared) for info in self.store.list(self._layout.shared)}
+        )
+
     def sweep(self) -> int:
         """Delete the files that no checkpoint names. Returns the number of files."""
 

@@ -120,6 +120,22 @@ class SharedStateRegistry:
         finally:
             self._deleted(orphans)
 
+    def names_stored(self) -> frozenset[str]:
+        """Every file that storage holds, as far as this process knows."""
+        with self._changed:
+            return frozenset(self._stored)
+
+    def lost(self, names: Iterable[str]) -> frozenset[str]:
+        """Record that another program has deleted files: they must be uploaded again.
+
+        Returns:
+            Those that were taken for stored.
+        """
+        with self._changed:
+            found = frozenset(names) & self._stored
+            self._stored -= found
+            return found
+
     def referenced(self) -> frozenset[str]:
         """Every file that some checkpoint names."""
         with self._changed:

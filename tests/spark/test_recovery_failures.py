@@ -7,12 +7,14 @@ import shutil
 import time
 from typing import Any
 
+import pytest
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.control.history_segments import read_history
 from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.spark.errors import JobFailedError, StageFailedError
+from dagster_checkpoints.spark.job import storage_driver
 from dagster_checkpoints.spark.job.events import (
     CheckpointNotDone,
     JobRestarting,
@@ -281,3 +283,38 @@ def test_pipelines_of_one_name_on_two_storages_share_a_work_directory(lab: Any) 
         job.drain()
         job.finished()
         lab.check(lab.table(name, ROWS), f"{name}_rows")
+
+
+def test_state_files_that_another_program_deletes_from_storage_are_named_and_stored_again(
+    lab: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    @unbounded_source(watermark=("ts", "1 minute"))
+    def live(context):
+        return lab.stream("live", ROWS)
+
+    @stage(sink=lab.sink("hours"))
+    def hours(live):
+        return in_hours(live)
+
+    lab.put("live", ROWS, [("a", lab.at(60 * v), v) for v in range(100)])
+    pipeline = Pipeline("expired", [live, hours])
+    job = lab.start(pipeline, interval=3600.0)
+    job.wait_until(lambda: job.execution.rows().get("live") == 100)
+    shared = lab.folder / "store/expired/shared"
+    stored = take_checkpoint(job).new_bytes
+    for file in shared.iterdir():
+        file.unlink()
+    monkeypatch.setattr(storage_driver, "LOOK_SECONDS", 0.0)
+    assert take_checkpoint(job).new_bytes == 0, "the query has no new batch"
+    job.wait_until(lambda: "Another program has deleted" in caplog.text)
+    assert f"state files from {shared.as_uri()}, such as " in caplog.text
+    caplog.clear()
+    assert take_checkpoint(job).new_bytes == stored
+    job.cancel()
+    job.result()
+    again = lab.start(pipeline)
+    again.wait_for(JobStarted, lambda started: started.restored_checkpoint == 3)
+    again.drain()
+    again.finished()
+    lab.check(in_hours(lab.table("live", ROWS)), "hours")
+    assert "Another program" not in caplog.text

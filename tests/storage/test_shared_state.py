@@ -133,3 +133,14 @@ def test_a_run_of_months_remembers_only_the_last_discarded_checkpoints() -> None
         tracemalloc.stop()
     with pytest.raises(CheckpointDiscarded):
         registry.reserve((29_999, 1), "a")
+
+
+def test_a_file_that_another_program_has_deleted_is_uploaded_again() -> None:
+    registry = SharedStateRegistry()
+    registry.known({"a", "b"})
+    assert registry.names_stored() == {"a", "b"}
+    assert registry.lost({"b", "c"}) == {"b"}, "c was never stored"
+    assert (registry.reserve(1, "a"), registry.reserve(1, "b")) == (False, True)
+    assert not registry.lend(2, "b")
+    registry.stored(1, "b")
+    assert registry.lost(()) == frozenset() and not registry.reserve(3, "b")

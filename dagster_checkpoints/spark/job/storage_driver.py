@@ -5,6 +5,7 @@ It must not know when to do so: `execution.job_machine` decides that.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,6 +22,9 @@ from dagster_checkpoints.spark.job.job_start import JobStart
 from dagster_checkpoints.spark.job.restoring import StartPoint, read_restored
 from dagster_checkpoints.spark.job.runtime import Runtime
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
+
+LOOK_SECONDS = 600.0
+"""Seconds between two looks for state files that another program has deleted."""
 
 
 class StorageDriver:
@@ -41,6 +45,7 @@ class StorageDriver:
         self._runtime = runtime
         self._starting = starting
         self._start: StartPoint | None = None
+        self._looked_at = time.monotonic()
         self._io = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-io")
 
     # The start
@@ -120,6 +125,7 @@ class StorageDriver:
             case WriteMetadata(checkpoint):
                 finished = frozenset(checkpoint.plan.finished)
                 self._io.submit(lambda: self._runtime.items.put(writer.write(checkpoint, finished)))
+                self._submit_cleanup(self._look_for_lost_files)
             case DiscardStates(discarded):
                 self._submit_cleanup(lambda: writer.discard_states(discarded))
             case DiscardCheckpoint(completed):
@@ -144,6 +150,21 @@ class StorageDriver:
         """Delete the files that killed runs have left behind."""
         assert self._start is not None
         self._runtime.storage.sweep(files=self._start.sweep)
+
+    def _look_for_lost_files(self) -> None:
+        """Warn of deleted state files: checkpoints that name them cannot be restored."""
+        if time.monotonic() - self._looked_at < LOOK_SECONDS:
+            return
+        self._looked_at = time.monotonic()
+        if lost := sorted(self._runtime.storage.find_lost_files()):
+            self._runtime.log.warning(
+                "Another program has deleted %d state files from %s/shared, such as %s. The checkpoints until now that need them "
+                "cannot be restored; the next checkpoint stores them again. Exclude that directory from lifecycle rules and from "
+                "cleaning.",
+                len(lost),
+                self._runtime.storage.url,
+                lost[0],
+            )
 
     # The end
 
