@@ -63,6 +63,8 @@ class SinkContext:
         committed: the transaction that this sink, at this location, had committed last when the restored checkpoint was taken;
             None if it had committed none, or that is not known. If the target does not know it, the target was emptied, or is an
             older copy than the checkpoint: a sink should refuse to open, since rows are missing that no run writes again.
+        found_no_job: whether a new job begins because the checkpoint storage knows none, and not because the run asks for a new
+            start. If the target has rows of a job, the storage is not the one that it was: a sink should refuse the new start.
     """
 
     pipeline: str
@@ -76,6 +78,7 @@ class SinkContext:
     epoch: int = 0
     highest_checkpoint_id: int | None = None
     committed: str | None = None
+    found_no_job: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ class TargetSink(TwoPhaseCommitSink):
         """Check whether a new job may write to the target; changes nothing.
 
         Raises:
-            SinkHoldsEarlierRows: with ``at_new_start="refuse"``: an earlier job has committed rows.
+            SinkHoldsEarlierRows: with ``at_new_start="refuse"``: an earlier job has committed rows. Or the storage knows no job.
             SinkPathInUse: the target belongs to another stage or pipeline; or holds rows of a job with the number that the new
                 job will have; or, not with ``keep``, rows that cannot be told from the sink's.
             SinkUnavailable: the target does not answer.
@@ -118,6 +118,14 @@ class TargetSink(TwoPhaseCommitSink):
                     "the new job's rows, so input that both jobs read gives its rows twice, unless rows replace others by key. "
                     f"{replace}Choose {choices}, or another {self.noun}; or continue the "
                     "earlier job from one of its savepoints or checkpoints (restore_from), which is not a new start"
+                )
+            if jobs and context.found_no_job:
+                what = "replaced" if self.at_new_start == "replace" else "kept, beside the same rows of the new job"
+                raise SinkHoldsEarlierRows(
+                    f"{where}: the checkpoint storage knows no job of this pipeline, so this run would begin from nothing, and "
+                    f"expected no rows of a job in the {self.noun}, found some. With at_new_start={self.at_new_start!r} they "
+                    f"would be {what}. Nothing was started. Is the storage another one than before, or was its file system not "
+                    "mounted? Put it back to continue the job. To begin again, launch the run with restore_from: 'none'"
                 )
             foreign = () if self.at_new_start == "keep" else target.foreign()
             if foreign:

@@ -10,6 +10,7 @@ from dagster_checkpoints.execution.unlisted_checkpoints import PipelineStateMiss
 from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage, unbounded_source
 from dagster_checkpoints.sinks import SinkHoldsEarlierRows, SinkPathInUse
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted
+from dagster_checkpoints.storage import open_store
 
 ROWS = "k string, v long"
 
@@ -56,6 +57,28 @@ def test_a_new_start_of_a_finished_pipeline_needs_a_choice_about_its_rows(lab: A
     lab.check(expected)
     lab.start(copying(lab, at_new_start="keep")).finished()
     lab.check(expected * 2)
+
+
+@pytest.mark.parametrize(("choice", "what"), [("replace", "be replaced"), ("keep", "be kept, beside the same rows")])
+def test_rows_of_a_job_that_an_empty_storage_does_not_know_are_not_replaced_unless_the_run_says_so(
+    lab: Any, choice: str, what: str
+) -> None:
+    """As where the file system of the storage is not mounted: the table is kept in another place."""
+    for name in "ab":
+        lab.put(name, ROWS, [(name, n) for n in range(20)])
+    expected = [(name, n) for name in "ab" for n in range(20)]
+    lab.start(copying(lab, at_new_start=choice)).finished()
+    unmounted = open_store(str(lab.folder / "mount"))
+    for _ in range(2):  # the first one leaves a state.json
+        refused = lab.start(copying(lab, at_new_start=choice), storage=lab.storage("copying", unmounted))
+        with pytest.raises(SinkHoldsEarlierRows, match=rf"knows no job.*{what}.*not mounted\?.*restore_from: 'none'"):
+            refused.result()
+    lab.check(expected)
+    lab.start(copying(lab, at_new_start=choice)).finished()  # the storage is there again
+    lab.check(expected * (2 if choice == "keep" else 1))
+    begun = lab.start(copying(lab, at_new_start=choice), storage=lab.storage("copying", unmounted), restore_from="none")
+    begun.finished()
+    lab.check(expected * (3 if choice == "keep" else 1))
 
 
 def renamed(lab: Any) -> Any:

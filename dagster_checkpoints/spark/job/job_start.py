@@ -87,7 +87,7 @@ class JobStart:
             )
         self._report_start(start.restored)
         if start.restored is None:
-            check_new_start(self._pipeline, ownership)
+            check_new_start(self._pipeline, ownership, named=self._options.restore_from != "latest")
         else:
             self._warn_of_new_job(start, ownership.previous)
         return start

@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,8 +67,13 @@ def sink_context(
     )
 
 
-def check_new_start(pipeline: Pipeline, ownership: Ownership) -> None:
+def check_new_start(pipeline: Pipeline, ownership: Ownership, *, named: bool) -> None:
     """Check with every sink that a new job may begin, before anything is started.
+
+    Args:
+        pipeline: The pipeline.
+        ownership: The run's ownership of the pipeline.
+        named: Whether the run's configuration asks for a new start.
 
     Raises:
         SinkError: A sink refuses the new job, for example because it holds rows of an earlier job.
@@ -76,7 +82,9 @@ def check_new_start(pipeline: Pipeline, ownership: Ownership) -> None:
         for index in range(stage.parallelism if stage.sink is not None else 0):
             assert stage.sink is not None
             with reaching_sink(stage.sink, f"{stage.where}: {stage.sink}"):
-                stage.sink.check_new_start(sink_context(pipeline, stage, index, ownership, ownership.job_id + 1, attempt=""))
+                context = sink_context(pipeline, stage, index, ownership, ownership.job_id + 1, attempt="")
+                found_no_job = not named and ownership.previous.job.status == "NONE"
+                stage.sink.check_new_start(replace(context, found_no_job=found_no_job))
 
 
 def reaching_sink(sink: TwoPhaseCommitSink, name: str = "") -> AbstractContextManager[None]:
