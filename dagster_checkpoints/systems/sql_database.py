@@ -233,6 +233,7 @@ def _engine(address: SqlAddress, retry_for: float) -> Any:
         connect_args=arguments,
     )
     event.listen(engine, "connect", _with_durable_commits)
+    event.listen(engine, "connect", _without_endless_locks(min(_LONGEST_LOCK, retry_for)))
     return engine
 
 
@@ -245,6 +246,17 @@ def _begin_sqlite(connection: Connection) -> None:
     # IMMEDIATE: what the transaction reads first, the fence, is true until its end.
     reading = connection.get_execution_options().get(_READING)
     connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+
+def _without_endless_locks(seconds: float) -> Callable[[Any, Any], None]:
+    # PostgreSQL waits for ever by default: a table that another program has locked would hold the job up without a word.
+    def limit(connection: Any, record: Any) -> None:
+        setting = f"SELECT set_config('lock_timeout', '{max(1, round(seconds * 1000))}', false)"
+        with connection.cursor() as cursor:
+            cursor.execute(f"{setting} WHERE current_setting('lock_timeout') = '0'")
+        connection.commit()
+
+    return limit
 
 
 def _with_durable_commits(connection: Any, record: Any) -> None:

@@ -468,6 +468,17 @@ def test_a_file_that_another_program_has_locked_is_waited_for_no_longer_than_was
     assert timeouts == [0.2, 60]
 
 
+def test_a_table_that_another_program_has_locked_is_waited_for_no_longer_than_was_said(server: Database) -> None:
+    sink = server.opened(retry_for=0.3)
+    transaction = server.staged(sink, 1, 1)
+    with server.engine.begin() as other:
+        other.execute(text("LOCK TABLE t IN SHARE MODE"))
+        with pytest.raises(SinkUnavailable, match=r"within 0\.3 s, found: canceling statement due to lock timeout"):
+            sink.commit(transaction)
+    sink.commit(transaction)
+    assert server.rows() == [(1,)]
+
+
 FILE_CHANGES = {
     "deleted with its log": "No such file",
     "moved": "No such file",
