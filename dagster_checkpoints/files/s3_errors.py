@@ -42,6 +42,14 @@ _NO_CREDENTIALS = (
     aws.ProfileNotFound,
 )
 DENIED = frozenset({"AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"})
+_ADVICE = {
+    "RequestTimeTooSkewed": "The clock of this machine is wrong: set it (chrony, systemd-timesyncd)",
+    "InvalidObjectState": (
+        "The object is archived (Glacier, Deep Archive): restore it (`aws s3api restore-object`), and exclude the files from the "
+        "lifecycle rule that archives them"
+    ),
+}
+"""Errors with status 403 of which credentials are not the cause."""
 _AMBIGUOUS_STATUS = frozenset({500, 502, 504})
 
 
@@ -123,6 +131,8 @@ def translate(error: Exception, *, verb: str, where: str, bucket: str, endpoint:
             f"cannot {verb} {at}: there is no bucket {bucket!r}. Create it (`aws s3 mb s3://{bucket}`, with "
             "--endpoint-url for a server other than AWS) or correct the URL"
         )
+    if code in _ADVICE:
+        return StorageUnavailable(f"cannot {verb} {at}: {error}. {_ADVICE[code]}")
     if code in DENIED or status in (401, 403):
         return StorageAccessDenied(
             f"cannot {verb} {at}: {error}. Expected credentials that allow s3:GetObject, s3:PutObject, "

@@ -124,6 +124,7 @@ def test_a_lost_answer_is_not_forgotten_when_the_last_attempt_is_refused(s3: Emb
         (503, "SlowDown", StorageUnavailable),
         (500, "InternalError", OutcomeUnknown),
         (403, "AccessDenied", StorageAccessDenied),
+        (403, "RequestTimeTooSkewed", StorageUnavailable),
         (501, "NotImplemented", ConditionalWritesUnsupported),
         (400, "RequestTimeout", StorageUnavailable),
     ],
@@ -136,6 +137,19 @@ def test_the_meaning_of_an_answer_to_a_write(
         s3_store.put("key", b"1")
     assert type(caught.value) is error
     assert f"{s3_store.url}/key" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [("RequestTimeTooSkewed", "clock of this machine is wrong"), ("InvalidObjectState", "archived .*restore-object")],
+)
+def test_a_refusal_that_is_not_about_rights_says_what_it_is_about(
+    s3: EmbeddedS3, s3_store: S3Store, code: str, advice: str
+) -> None:
+    s3_store.put("key", b"1")
+    with s3.fault("answer", method="GET", status=403, code=code), pytest.raises(StorageUnavailable, match=advice) as caught:
+        s3_store.get("key")
+    assert type(caught.value) is StorageUnavailable and "credentials" not in str(caught.value)
 
 
 def test_an_unreachable_server_is_named(s3: EmbeddedS3) -> None:
