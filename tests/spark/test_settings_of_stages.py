@@ -59,6 +59,23 @@ def test_check_refuses_a_setting_that_a_run_would_refuse(spark: Any, tmp_path: A
 
 
 @pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", r"\(not set\)"),
+        ("spark.sql.parquet.outputTimestampType", "INT96"),
+    ],
+)
+def test_a_setting_that_is_unset_counts_as_sparks_default(spark: Any, tmp_path: Any, name: str, found: str) -> None:
+    def changed(of: Any) -> Any:
+        session = of.newSession()
+        session.conf.unset(name)
+        return session
+
+    with pytest.raises(SparkSettingError, match=f"{name}={found} in the session .*unset"):
+        check_plans(pipeline(tmp_path, changed), spark)
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("spark.sql.session.timeZone", "America/New_York"),

@@ -153,15 +153,28 @@ def check_session(spark: SparkSession) -> None:
     """
     check_supported(spark.version)
     for key, required in REQUIRED.items():
-        found = spark.conf.get(key, None)
+        found = _value_or_default(spark, key)
         if found is not None and found.lower() != required.lower():
             raise SparkSettingError(
                 f"Spark configuration {key}={found} in the session of the pipeline's queries: checkpoints need {key}={required}. "
-                "A stage's function, or other code in the process of the run, has set it (spark.conf.set, also in a session of "
-                "its own, spark.newSession). Remove that call; nothing was started with the setting."
+                "A stage's function, or other code in the process of the run, has set it (spark.conf.set or unset, also in a "
+                "session of its own, spark.newSession). Remove that call; nothing was started with the setting."
             )
     where = "a stage's function (spark.conf.set), the resource's spark_config or spark-defaults.conf, whichever sets it"
     _check_others(lambda key: spark.conf.get(key, None), where)
+
+
+def _value_or_default(spark: SparkSession, key: str) -> str | None:
+    """A setting's value, or Spark's default where it is not set; "(not set)" if only Spark's state stores know the default."""
+    found = spark.conf.get(key, None)
+    if found is not None:
+        return found
+    from pyspark.errors import SparkNoSuchElementException
+
+    try:
+        return spark.conf.get(key)
+    except SparkNoSuchElementException:
+        return "(not set)" if key.startswith("spark.sql.") else None  # others are those of the application
 
 
 def _check_others(setting: Callable[[str], str | None], where: str) -> None:
