@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
+from dagster_checkpoints.errors import OwnershipLost
 from dagster_checkpoints.storage.ownership import Ownership
 
 
@@ -17,18 +18,22 @@ class LeaseRenewer:
 
     Args:
         ownership: the ownership whose lease is renewed.
-        on_lost: called once, on the renewer's thread, with the error that ended the renewals (OwnershipLost, an
-            unreadable state, or any other error).
+        on_lost: called once, on a thread of the renewer, with the error that ended the renewals (OwnershipLost, an
+            unreadable state, or any other error); also while a renewal is under way that storage neither carries out nor refuses.
     """
 
     def __init__(self, ownership: Ownership, on_lost: Callable[[Exception], None]) -> None:
         self._ownership = ownership
         self._on_lost = on_lost
         self._stopping = threading.Event()
+        self._reporting = threading.Lock()
+        self._reported = False
         self._thread = threading.Thread(target=self._run, name="lease-renewer", daemon=True)
+        self._watch = threading.Thread(target=self._watch_deadline, name="lease-deadline", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+        self._watch.start()
 
     def stop(self, timeout: float | None = None) -> None:
         """Stop renewing; wait up to ``timeout`` seconds for a renewal under way (None: without limit). Idempotent."""
@@ -50,6 +55,21 @@ class LeaseRenewer:
                 renewed = self._ownership.renew()
                 pause = self._ownership.lease_seconds / (3 if renewed else 10)
             except Exception as error:  # a thread that ended without a word would let the lease run out
-                if not self._stopping.is_set():
-                    self._on_lost(error)
+                self._report(error)
                 return
+
+    def _watch_deadline(self) -> None:
+        """Report the end of the lease where a renewal hangs, as on a file system whose server is away."""
+        while not self._stopping.wait(self._ownership.lease_seconds / 20):
+            if self._ownership.lost:
+                try:
+                    self._ownership.ensure()
+                except OwnershipLost as error:
+                    self._report(error)
+                return
+
+    def _report(self, error: Exception) -> None:
+        with self._reporting:
+            again, self._reported = self._reported, True
+        if not again and not self._stopping.is_set():
+            self._on_lost(error)

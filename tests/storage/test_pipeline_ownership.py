@@ -363,7 +363,7 @@ def test_the_renewer_renews_until_the_loss_and_reports_it_once(
 def test_an_error_that_is_none_of_storage_is_told_as_well(
     storage: CheckpointStorage, alice: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner = storage.acquire(alice, 0.1)
+    owner = storage.acquire(alice, 3.0)
     told: queue.SimpleQueue[Exception] = queue.SimpleQueue()
 
     def renew() -> bool:
@@ -372,6 +372,27 @@ def test_an_error_that_is_none_of_storage_is_told_as_well(
     monkeypatch.setattr(owner, "renew", renew)
     with LeaseRenewer(owner, told.put):
         assert isinstance(told.get(timeout=30), ValueError)
+
+
+def test_the_end_of_the_lease_is_told_also_while_storage_neither_carries_out_a_renewal_nor_refuses_it(
+    storage: CheckpointStorage, store: Any, alice: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = CheckpointStorage(store, "flights").acquire(alice, 0.3)
+    told: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+    answered, ended = threading.Event(), threading.Event()
+
+    def renew() -> bool:
+        answered.wait(60)
+        ended.set()
+        raise OwnershipLost("when storage has answered")
+
+    monkeypatch.setattr(owner, "renew", renew)
+    with LeaseRenewer(owner, told.put):
+        error = told.get(timeout=30)
+        assert isinstance(error, OwnershipLost) and "within its lease of 0.3 s" in str(error) and not ended.is_set()
+        answered.set()
+        assert ended.wait(30)
+    assert told.empty()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"version": 1}', b"[]", b"\xff\xfe", b'{"version": "1"}'])

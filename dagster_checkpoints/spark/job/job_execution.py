@@ -268,7 +268,11 @@ class JobExecution:
         def answer(final: Answer) -> None:
             answers.submit(poller.write, final)
 
-        renewer = LeaseRenewer(ownership, lambda error: self._queue.put(FatalError(failure_of(error))))
+        def lost(error: Exception) -> None:
+            self._log.warning("%s: %s", type(error).__name__, error)  # the run's end may have to wait for the storage
+            self._queue.put(FatalError(failure_of(error)))
+
+        renewer = LeaseRenewer(ownership, lost)
         seconds = self.options.request_poll_seconds
         seconds = self.storage.store.poll_seconds if seconds is None else seconds
         poller = RequestPoller(box, ownership.epoch, self._savepoints, self._queue.put, answer, seconds, self._log)
