@@ -289,6 +289,20 @@ FAULTS = (
         "fan-in",
     ),
     Fault(
+        "a burst has no end whose fused sources are read by a query with timers of processing time",
+        FusedSources.asked,
+        "event.ran_under is not None and event.ran_under >= self._valve.watermark",
+        "False",
+        "fan-in",
+    ),
+    Fault(
+        "fused sources have caught up before the query has run under their event time",
+        FusedSources.asked,
+        "event.ran_under >= self._valve.watermark",
+        "True",
+        "fan-in",
+    ),
+    Fault(
         "the stage of an ended fused source does not finish",
         recording.recorded_stages,
         "dict.fromkeys(ended_sources",
