@@ -77,7 +77,9 @@ def test_the_remedy_comes_before_what_spark_says(
     error = lab.start(Pipeline("p", [flights, last], chaining=False)).result().error
     assert type(error) is kind
     assert re.match(r"Stage 'last' \(instance '0'\): ", str(error))
-    ours, sparks = re.split(r"\n(?=Spark: |AnalysisException: )", str(error), maxsplit=1)
+    parts = re.split(r"\n(?=Spark: |AnalysisException: )", str(error), maxsplit=1)
+    assert len(parts) == 2, f"{error} ({error.__cause__!r})"
+    ours, sparks = parts
     assert re.search(remedy, ours, re.DOTALL)
     assert "stream" in sparks.lower()
 
