@@ -104,11 +104,15 @@ def describe_unlisted(unlisted: UnlistedFiles, place: StatePlace, *, exists: boo
             f"restore_from: {locations[0]!r}, which goes on where the query has stopped, or, without the query's state, with "
             "restore_from: 'none'"
         )
+    # A finished job has deleted its checkpoints, and nothing here says what it has committed.
+    after_its_end = ", unless the job has finished since: its later rows would come twice"
+    unless = after_its_end if locations[0].startswith("savepoints/") else ""
     return (
         f"expected {place.url}, which says where pipeline {place.pipeline!r} continues, found {found}, although storage holds "
         f"checkpoints or savepoints of the pipeline, newest first: {named}. A run that "
         "ignored them would read all input again, and the sinks would hold rows twice, or lose those that they replace. If you "
         "have a copy of the lost state.json (a bucket with versioning keeps it), put it back. Otherwise launch the run with "
-        f"restore_from: {locations[0]!r}, which continues there. To begin again from the start, launch it with restore_from: "
-        "'none': the run deletes the old checkpoints, savepoints stay, and at_new_start of the sinks decides about their rows"
+        f"restore_from: {locations[0]!r}, which continues there{unless}. To begin again from the start, launch it with "
+        "restore_from: 'none': the run deletes the old checkpoints, savepoints stay, and at_new_start of the sinks decides about "
+        "their rows"
     )

@@ -80,6 +80,14 @@ def test_a_run_that_does_not_name_its_start_is_refused_and_writes_nothing(before
     )
 
 
+def test_a_savepoint_may_be_from_before_the_end_of_its_job() -> None:
+    """A finished job has deleted its checkpoints."""
+    savepoint = files(UnlistedCheckpoint(3, 44, "savepoints/savepoint-44-3"))
+    text = r"continues there, unless the job has finished since: its later rows would come twice\. To begin again"
+    with pytest.raises(PipelineStateMissing, match=text):
+        follow(acquire(PLACE, BOB, LEASE, Clock().values()), (READ, None), (ListUnlisted(), savepoint))
+
+
 def test_of_many_only_some_are_named() -> None:
     many = files(*(UnlistedCheckpoint(1, n, f"checkpoints/chk-{n}-1") for n in range(1, 9)))
     with pytest.raises(PipelineStateMissing, match=r"newest first: checkpoints/chk-8-1, .*, checkpoints/chk-4-1 and 3 more\."):
