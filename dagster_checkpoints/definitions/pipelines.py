@@ -17,10 +17,9 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
 
-_pipelines: WeakKeyDictionary[object, Pipeline] = WeakKeyDictionary()
-"""The pipeline of every function that `@pipeline_assets` has decorated: Dagster makes other ops of it for other dependencies."""
-_checks: WeakKeyDictionary[object, Callable[[dg.AssetsDefinition], object]] = WeakKeyDictionary()
-"""What refuses assets of that function which were changed since, as post-processing does."""
+_registered: WeakKeyDictionary[object, tuple[Pipeline, Callable[[dg.AssetsDefinition], object]]] = WeakKeyDictionary()
+"""Of every function that `@pipeline_assets` has decorated, the pipeline, and what refuses assets that were changed since, as
+post-processing does. Dagster makes other ops of the function for other dependencies."""
 _SHOWN = 5
 
 
@@ -64,8 +63,7 @@ def register(pipeline: Pipeline, assets: dg.AssetsDefinition, check: Callable[[d
     Raises:
         DuplicatePipelineError: Dagster is loading a code location, and another pipeline in it has the same name.
     """
-    function = _function(assets)
-    _pipelines[function], _checks[function] = pipeline, check
+    _registered[_function(assets)] = pipeline, check
     try:
         LoadableTargetOrigin.get()
     except dg.DagsterInvariantViolationError:  # no code location is being loaded
@@ -80,7 +78,8 @@ def register(pipeline: Pipeline, assets: dg.AssetsDefinition, check: Callable[[d
 
 def pipeline_of(assets: dg.AssetsDefinition) -> Pipeline | None:
     """The pipeline from which `@pipeline_assets` made the assets; None if they were made otherwise."""
-    return _pipelines.get(_function(assets)) if assets.is_executable else None
+    found = _registered.get(_function(assets)) if assets.is_executable else None
+    return None if found is None else found[0]
 
 
 def _function(assets: dg.AssetsDefinition) -> object:
@@ -104,7 +103,7 @@ def pipelines_of(definitions: dg.Definitions) -> list[Pipeline]:
         pipeline = pipeline_of(assets)
         if pipeline is not None:
             check_names(pipeline, assets, assets_definitions[:number])
-            _checks[_function(assets)](assets)
+            _registered[_function(assets)][1](assets)
             pipelines[id(pipeline)] = pipeline
     return list(pipelines.values())
 

@@ -370,7 +370,7 @@ class StageAssets:
                 f"{sorted(key.to_user_string() for key in chosen)}; expected the stages of {pipeline.name!r}. Decorate the "
                 "function with @pipeline_assets(pipeline=...) and pass the same pipeline to run()."
             )
-        check_assets(context.assets_def, pipeline)
+        _check_dependencies(pipeline, keys, map(context.assets_def.get_asset_spec, keys.values()))
         with suppress(CheckError):  # assets that were materialized without a code location
             check_names(pipeline, context.assets_def, set(context.repository_def.assets_defs_by_key.values()))
         _check_undivided(context, pipeline)

@@ -263,6 +263,15 @@ def test_runs_that_no_person_has_launched_again(instance: dg.DagsterInstance) ->
     assert repeated_by(made[last]) == {again, retry, recovery, last}
 
 
+def end_job(storage: Path, run_id: str, **end: Any) -> None:
+    """What a run leaves in storage that has brought the job to its end."""
+    with CheckpointStorage(open_store(str(storage)), "numbers") as pipeline:
+        ownership = pipeline.acquire(Owner(run_id=run_id, host="a-machine", pid=1), 9.0)
+        ownership.begin_job(resume=False)
+        ownership.end_job("FINISHED", **end)
+        ownership.release()
+
+
 @pytest.mark.parametrize("way", ["run_retries", "recovery", "in the same run"])
 def test_a_retry_of_a_run_that_had_brought_the_job_to_its_end_begins_no_other_job(
     tmp_path: Path,
@@ -276,11 +285,7 @@ def test_a_retry_of_a_run_that_had_brought_the_job_to_its_end_begins_no_other_jo
     """The first run died when its job had ended, before Dagster knew of it. A new start would write all rows again."""
     monkeypatch.setattr(resource, "build_session", lambda *args, **options: pytest.fail("Spark was started"))
     first, own = make_new_run_id(), make_new_run_id()
-    with CheckpointStorage(open_store(str(tmp_path / "storage")), "numbers") as storage:
-        ownership = storage.acquire(Owner(run_id=own if way == "in the same run" else first, host="a-machine", pid=1), 9.0)
-        ownership.begin_job(resume=False)
-        ownership.end_job("FINISHED", ended_by="drain")
-        ownership.release()
+    end_job(tmp_path / "storage", own if way == "in the same run" else first, ended_by="drain")
     of_retry = {PARENT_RUN_ID_TAG: first, ROOT_RUN_ID_TAG: first, RETRY_NUMBER_TAG: "1"}
     tags = {"run_retries": of_retry, "recovery": {RECOVERS: first}}.get(way, {})
     definitions = dg.Definitions([assets_of(numbers_pipeline)], resources={"checkpoint_coordinator": coordinator()})
@@ -309,11 +314,7 @@ def test_a_retry_of_a_run_that_was_suspended_on_request_does_not_continue_the_jo
     """The first run died, or could not write its end into Dagster's storage, after the suspend that a person had asked for."""
     monkeypatch.setattr(resource, "build_session", lambda *args, **options: pytest.fail("Spark was started"))
     first, retry = make_new_run_id(), make_new_run_id()
-    with CheckpointStorage(open_store(str(tmp_path / "storage")), "numbers") as storage:
-        ownership = storage.acquire(Owner(run_id=first, host="a-machine", pid=1), 9.0)
-        ownership.begin_job(resume=False)
-        ownership.end_job("FINISHED", ended_by="suspend", stop_asked_by=asked_by)
-        ownership.release()
+    end_job(tmp_path / "storage", first, ended_by="suspend", stop_asked_by=asked_by)
     tags = {PARENT_RUN_ID_TAG: first, ROOT_RUN_ID_TAG: first, RETRY_NUMBER_TAG: "1"}
     definitions = dg.Definitions([assets_of(numbers_pipeline)], resources={"checkpoint_coordinator": coordinator()})
     job = definitions.resolve_implicit_global_asset_job_def()

@@ -271,7 +271,7 @@ def test_savepoints_that_the_asset_has_not_taken_are_partitions_as_well(
 def test_a_savepoint_whose_run_was_terminated_is_recorded_by_the_pipelines_run(
     instance: dg.DagsterInstance, status: str | None, itself: bool
 ) -> None:
-    """Its request goes on. Without a record nobody sees the savepoint in Dagster, not even one that has stopped the pipeline."""
+    """Its request goes on. Without a record Dagster does not show the savepoint, although it may have stopped the pipeline."""
     asker = dg.DagsterRun("take", status=dg.DagsterRunStatus(status or "STARTED"))
     if status is not None:  # else of another Dagster instance
         instance.add_run(asker)

@@ -70,6 +70,20 @@ def in_hours(frame: Any) -> Any:
     return counted.select(F.col("window.start").alias("start"), "k", "v", "n")
 
 
+def live_hours(lab: Any) -> list[Stage]:
+    """A source without an end, and its hours."""
+
+    @unbounded_source(watermark=("ts", "1 minute"))
+    def live(context):
+        return lab.stream("live", ROWS)
+
+    @stage(sink=lab.sink("hours"))
+    def hours(live):
+        return in_hours(live)
+
+    return [live, hours]
+
+
 class Fragile(Stage):
     """Raises while a file exists."""
 
@@ -288,16 +302,8 @@ def test_pipelines_of_one_name_on_two_storages_share_a_work_directory(lab: Any) 
 def test_state_files_that_another_program_deletes_from_storage_are_named_and_stored_again(
     lab: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @unbounded_source(watermark=("ts", "1 minute"))
-    def live(context):
-        return lab.stream("live", ROWS)
-
-    @stage(sink=lab.sink("hours"))
-    def hours(live):
-        return in_hours(live)
-
     lab.put("live", ROWS, [("a", lab.at(60 * v), v) for v in range(100)])
-    pipeline = Pipeline("expired", [live, hours])
+    pipeline = Pipeline("expired", live_hours(lab))
     job = lab.start(pipeline, interval=3600.0)
     job.wait_until(lambda: job.execution.rows().get("live") == 100)
     shared = lab.folder / "store/expired/shared"

@@ -98,9 +98,10 @@ def is_recorded_by_asker(instance: dg.DagsterInstance, event: SavepointDone) -> 
         instance: The Dagster instance; a run of another one records what it has requested there.
         event: The event of the completed savepoint.
     """
-    run = instance.get_run_by_id(event.request_id.removeprefix(_OF_A_RUN)) if event.recorded_by_asker else None
-    waits = run is None or not (run.is_finished or run.status is dg.DagsterRunStatus.CANCELING)
-    return event.recorded_by_asker and waits
+    if not event.recorded_by_asker:
+        return False
+    run = instance.get_run_by_id(event.request_id.removeprefix(_OF_A_RUN))
+    return run is None or not (run.is_finished or run.status is dg.DagsterRunStatus.CANCELING)
 
 
 def record_savepoint(

@@ -48,7 +48,7 @@ from dagster_checkpoints.spark.query.join_checks import (
 )
 from dagster_checkpoints.spark.query.opaque_inputs import whole
 from dagster_checkpoints.spark.query.operator_checks import check_event_time_columns, check_operators
-from dagster_checkpoints.spark.query.operators import keeping_state
+from dagster_checkpoints.spark.query.operators import fires_by_the_clock, keeping_state
 from dagster_checkpoints.spark.query.optimizer_checks import check_optimized
 from dagster_checkpoints.spark.query.plan_nodes import (
     ROWS_OF_NO_STREAM,
@@ -106,6 +106,11 @@ class QueryPlan:
     fused: Mapping[str, FusedStream] = field(default_factory=dict)
     observations: Mapping[str, Observation] = field(default_factory=dict)
     begins_at_end: bool = False
+
+    @property
+    def fires_by_the_clock(self) -> bool:
+        """Whether the plan has timers or timeouts of processing time: Spark runs batch after batch."""
+        return bool(self.stateful) and fires_by_the_clock(self.frame)
 
 
 def build_plan(

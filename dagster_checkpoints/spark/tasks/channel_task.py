@@ -29,7 +29,6 @@ from dagster_checkpoints.execution.task_events import (
 from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.spark.channels.channel_log import Channel, LoggedElement, Records, SegmentFiles
 from dagster_checkpoints.spark.files.work_path import WorkPath
-from dagster_checkpoints.spark.query.operators import fires_by_the_clock
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.query_log import channel_positions
@@ -160,7 +159,7 @@ class ChannelTask(Task):
 
     def launch_query(self) -> None:
         assert self.plan is not None
-        by_the_clock = fires_by_the_clock(self.plan.frame)
+        by_the_clock = self.plan.fires_by_the_clock
         if self.plan.own_watermark or by_the_clock:
             self.query.log.plan_due_watermark(always=by_the_clock)
         self.start_query()

@@ -12,7 +12,6 @@ from dagster_checkpoints.execution.messages import EndInput
 from dagster_checkpoints.execution.source_answers import SourceLook
 from dagster_checkpoints.execution.task_events import BacklogMeasured, SourceExhausted
 from dagster_checkpoints.execution.task_machine import TaskMachine
-from dagster_checkpoints.spark.query.operators import fires_by_the_clock
 from dagster_checkpoints.spark.query.query_sessions import polling_of
 from dagster_checkpoints.spark.tasks.messages import Mail
 from dagster_checkpoints.spark.tasks.query_runs import POLL_SECONDS
@@ -98,7 +97,7 @@ class SourceTask(QueryOfSourcesTask):
         self._ends_by_itself = bounded or parts.burst
         watermark = parts.instances[0].stage.watermark
         self._idle_after = watermark.idle_after if watermark else None
-        self._by_the_clock = parts.plan is not None and fires_by_the_clock(parts.plan.frame)
+        self._by_the_clock = parts.plan is not None and parts.plan.fires_by_the_clock
         self._last_busy_at = time.monotonic()
         self._idle = False
         self._end_due: EndInput | None = None

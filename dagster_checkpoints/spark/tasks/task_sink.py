@@ -78,12 +78,12 @@ def check_new_start(pipeline: Pipeline, ownership: Ownership, *, named: bool) ->
     Raises:
         SinkError: A sink refuses the new job, for example because it holds rows of an earlier job.
     """
+    found_no_job = not named and ownership.previous.job.status == "NONE"
     for stage in pipeline.stages:
         for index in range(stage.parallelism if stage.sink is not None else 0):
             assert stage.sink is not None
             with reaching_sink(stage.sink, f"{stage.where}: {stage.sink}"):
                 context = sink_context(pipeline, stage, index, ownership, ownership.job_id + 1, attempt="")
-                found_no_job = not named and ownership.previous.job.status == "NONE"
                 stage.sink.check_new_start(replace(context, found_no_job=found_no_job))
 
 

@@ -7,24 +7,16 @@ from typing import Any
 import pytest
 
 from dagster_checkpoints.errors import StorageUnavailable
-from dagster_checkpoints.pipeline import Pipeline, stage, unbounded_source
+from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.spark.errors import JobFailedError
 from dagster_checkpoints.spark.job.events import CheckpointNotDone, JobStarted
 from dagster_checkpoints.storage import CheckpointStorage, open_store
 from resources.embedded_s3 import EmbeddedS3
-from tests.spark.test_recovery_failures import ROWS, check_history, in_hours
+from tests.spark.test_recovery_failures import ROWS, check_history, in_hours, live_hours
 
 
 def test_a_whole_run_on_s3_survives_an_outage_and_fails_when_it_lasts(lab: Any) -> None:
-    @unbounded_source(watermark=("ts", "1 minute"))
-    def live(context):
-        return lab.stream("live", ROWS)
-
-    @stage(sink=lab.sink("hours"))
-    def hours(live):
-        return in_hours(live)
-
-    pipeline = Pipeline("cloud", [live, hours], chaining=False)
+    pipeline = Pipeline("cloud", live_hours(lab), chaining=False)
     number = 0
 
     def more() -> None:
