@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
+import logging.config
 import re
-import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -272,5 +272,9 @@ def test_a_file_that_is_none_names_the_source_and_the_file(lab: Any) -> None:
     assert f"{broken.name}, found: " in str(error) and "is not a Parquet file" in str(error)
 
 
-def test_the_logs_of_pyspark_that_repeat_an_error_are_off(spark: SparkSession) -> None:
-    assert logging.getLogger("SQLQueryContextLogger").disabled and "pyspark" in sys.modules
+@pytest.mark.parametrize("column", [F.expr, F.col], ids=["SQL", "DataFrame"])
+def test_the_logs_of_pyspark_that_repeat_an_error_are_off(spark: SparkSession, capfd: Any, column: Any) -> None:
+    logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})  # as Dagster does
+    with pytest.raises(AnalysisException):
+        spark.range(1).select(column("absent")).collect()
+    assert "QueryContextLogger" not in capfd.readouterr().err

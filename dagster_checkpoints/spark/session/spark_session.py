@@ -41,6 +41,9 @@ _QUERY_LOGS = (
     "org.apache.spark.broadcast.TorrentBroadcast",
 )
 _ERROR_LOGS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+_OFF = logging.CRITICAL + 1
+"""`logging.config` enables a disabled logger again, as Dagster does when it sets up its own. PySpark's call then raises a TypeError
+in place of the error, because the logger was not made by PySpark."""
 
 RETAINED_BATCHES = "spark.sql.streaming.minBatchesToRetain"
 LEAST_RETAINED_BATCHES = 2
@@ -301,7 +304,7 @@ def prepare_session(spark: SparkSession) -> SparkSession:
     cloudpickle.register_pickle_by_value(executor_probe)
     guard_queries()
     for name in _ERROR_LOGS:
-        logging.getLogger(name).disabled = True
+        logging.getLogger(name).setLevel(_OFF)
     log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
     for name in _QUERY_LOGS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
