@@ -143,9 +143,10 @@ class FusedTask(Task):
         return bool(self.asked) or self._may_read()
 
     def _may_read(self) -> bool:
-        """Whether a source has records, or is to be asked again until it has ended or, in a burst, caught up."""
+        """Whether a source has records, or is to be asked again until it has ended or, in a burst, caught up; or whether event
+        time has advanced since the newest micro-batch."""
         asks = not self.process.requested_start.burst or not self.fused.caught_up
-        return any(not r.ended and ((r.held and asks) or (r.unread and r.bound != 0)) for r in self.readers)
+        return self.ran_under != self.decided or any(not r.ended and ((r.held and asks) or (r.unread and r.bound != 0)) for r in self.readers)
 
     def hold_to_burst(self) -> None:
         """The machine holds the sources."""
@@ -154,7 +155,7 @@ class FusedTask(Task):
         open_readers = [reader for reader in self.readers if not reader.ended]
         # A user who asks an unbounded source to end may be late: the suspend is under way. It is suspended before it has read the
         # rest, or has just ended, which moves event time: the next run goes on with both.
-        if self.ran_under != self.decided and not any(r.to_end and r.spec.kind == "unbounded" for r in self.readers):
+        if self.ran_under != self.fused.watermark and not any(r.to_end and r.spec.kind == "unbounded" for r in self.readers):
             return 1  # what is due under the newest event time is not emitted
         return sum(max(len(r.unread), 1) if r.spec.kind == "bounded" else r.bound or 0 for r in open_readers)
 
@@ -174,7 +175,7 @@ class FusedTask(Task):
         check(self.stopped_by is None, "{} reads a source after the stop's savepoint {}", self.id, self.stopped_by)
         if self.output.idle:
             self.send_event_time(WatermarkStatus(False))
-        self.ran_under = self.decided
+        self._run_under_decided()
         moved: list[str] = []
         unmoved: list[str] = []
         for number, reader in enumerate(self.readers):
@@ -221,8 +222,16 @@ class FusedTask(Task):
     # Actions of the machine
 
     def advance(self, ms: int) -> None:
-        self.decided = ms
-        super().advance(ms)
+        if ms < MAX_WATERMARK_MS:
+            self.decided = ms
+        if not self.stateful or ms >= MAX_WATERMARK_MS:
+            super().advance(ms)
+
+    def _run_under_decided(self) -> None:
+        """State knows only the event time that a micro-batch runs under: a checkpoint may come before that micro-batch."""
+        if self.ran_under != self.decided:
+            self.ran_under = self.decided
+            super().advance(self.decided)
 
     def stop_source(self) -> None:
         self.sources_stopped = True
@@ -262,8 +271,9 @@ class FusedTask(Task):
         recorded = restored.plan.fully_finished & {reader.name for reader in self.readers}
         check(recorded == finished, "{}: {} are restored as finished, not {}", self.id, recorded, finished)
 
-    def source_time(self) -> int:
-        return self.fused.watermark
+    def restored_event_time(self, snapshot: Snapshot) -> int:
+        self.decided = self.ran_under = snapshot.event_time
+        return snapshot.event_time
 
     def pin(self, action: PinSnapshot) -> Snapshot:
         recorded = {source.source for source in action.inputs.fused if source.ended}

@@ -229,7 +229,7 @@ class Task(TaskData):
     def can_announce(self, channel: Channel) -> int | None:
         """Position in the queue of the barrier to announce; None if there is none."""
         if self.can_take(channel):
-            newer_than: int | None = 0
+            newer_than: int | None = self.gate._channels[channel.name].announced or 0
         else:
             newer_than = self.gate.announces(channel.name) if self.started and not self.done and channel.queue else None
         if newer_than is None:

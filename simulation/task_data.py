@@ -137,7 +137,7 @@ class TaskData:
             self.valve_seen = self.gate.watermark
             # Forward only for an instance that reads fewer producers than before, since there are other instances.
             check(snapshot.valve is None or self.valve_seen >= snapshot.valve, "{}: a restore moves event time back", self.id)
-        self.event_time = self.source_time() if self.source else snapshot.event_time
+        self.event_time = self.restored_event_time(snapshot)
         for op in self.operators:
             op.watermark = max(op.watermark, self.event_time)
         self.retired = snapshot.ghost.retired
@@ -147,6 +147,10 @@ class TaskData:
         self.written = snapshot.ghost.written
         self.contents = snapshot.contents
         self.max_watermark_sent = self.finished_operators = snapshot.after_finish
+
+    def restored_event_time(self, snapshot: Snapshot) -> int:
+        """The event time that the restored operators know."""
+        return self.source_time() if self.source else snapshot.event_time
 
     # A source
 

@@ -121,10 +121,16 @@ class FusedSources:
         return FusedSourceSnapshot(source.name, source.position, source.name in self._ended, watermark, idle, behind)
 
     def begin(self, now: float) -> list[FusedAction]:
-        """The query runs: hold the bounded sources, in a burst all of them, to what is there now."""
+        """The query runs: hold the bounded sources, in a burst all of them, to what is there now.
+
+        A restored query runs under the restored event time again: the checkpoint may come from before the batch that ran under
+        it, and no source may have a row that moves event time.
+        """
         self._moved_at = dict.fromkeys(self._sources, now)
         to_hold = tuple(name for name in self._sources if name in self._held and name not in self._ended)
-        return [HoldSources(to_hold)] if to_hold else []
+        watermark = self._valve.watermark
+        actions: list[FusedAction] = [AdvanceEventTime(watermark)] if watermark > MIN_WATERMARK_MS else []
+        return [*actions, HoldSources(to_hold)] if to_hold else actions
 
     def end(self, source: str) -> list[FusedAction]:
         """A source is to end: it reads what is there now, and no more.

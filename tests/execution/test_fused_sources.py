@@ -128,13 +128,14 @@ def test_a_source_that_had_ended_is_not_held_again_and_the_minimum_is_restored()
     assert not of(HoldSources, task.began)
     assert HISTORY_ENDED in task.began, "the job that waits for it learns of it in each attempt"
     assert task.machine.ended_sources == {"history"}
+    assert of(AdvanceEventTime, task.began) == [AdvanceEventTime(300)], "the checkpoint may be from before a batch under it"
     assert task.snapshot() == {"history": ended, "live": FusedSourceSnapshot("live", 1, watermark=300)}
     assert task.asked(live=400) == [AdvanceEventTime(400)]
 
 
 def test_a_source_that_had_not_ended_is_held_again() -> None:
     task = Fused(FusedSourceSnapshot("history", 0, watermark=100), FusedSourceSnapshot("live", 1, watermark=300), watermark=100)
-    assert of(HoldSources, task.began) == [HoldSources(("history",))]
+    assert task.began[-2:] == [AdvanceEventTime(100), HoldSources(("history",))]
     assert task.asked(live=400) == []  # the backfill's watermark counts, though it had no rows yet
     assert task.asked(history=350) == [AdvanceEventTime(350)]
 

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, bounded_source, stage, unbounded_source
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted, StageFinished
+from dagster_checkpoints.spark.query.fused_query import FusedQuery
 
 ROWS = "k string, ts timestamp, v long"
 
@@ -120,6 +121,28 @@ def test_a_finished_backfill_is_not_read_again_after_a_failure_and_an_unfinished
     job.drain()
     job.finished()
     lab.check(windows_of(read.unionByName(lab.table("live", ROWS).where("ts >= '2026-01-01 17:00:00'"))))
+
+
+def test_a_restored_query_emits_what_is_due_under_the_event_time_that_it_had_not_run_under(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the backfill moves event time, a checkpoint completes before the next batch, and no row comes any more."""
+    put(lab, "history", 0)
+    put(lab, "live", 1000)
+    pipeline = backfill_and_live(lab)
+    with monkeypatch.context() as behind:
+        behind.setattr(FusedQuery, "advance", lambda self, watermark: None)
+        behind.setattr(FusedQuery, "advance_between_batches", lambda self, watermark: False)
+        job = lab.start(pipeline, interval=0.3)
+        job.wait_for(CheckpointDone, lambda e: e.finished_stages == ("history",))
+        job.cancel()
+        job.result()
+    assert lab.count() == 0
+    job = lab.start(pipeline, interval=0.3)
+    job.wait_until(lambda: lab.count() >= 2)
+    job.drain()
+    job.finished()
+    lab.check(windows_of(lab.table("history", ROWS).unionByName(lab.table("live", ROWS))))
 
 
 def test_two_feeds_end_one_after_the_other_and_a_suspend_lies_between(lab: Any) -> None:
