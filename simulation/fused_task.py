@@ -143,10 +143,11 @@ class FusedTask(Task):
         return bool(self.asked) or self._may_read()
 
     def _may_read(self) -> bool:
-        """Whether a source has records, or is to be asked again until it has ended or, in a burst, caught up; or whether event
-        time has advanced since the newest micro-batch."""
+        """Whether a source has records, or is to be asked again until it has ended or, in a burst, caught up; or whether
+        event time has advanced since the newest micro-batch."""
         asks = not self.process.requested_start.burst or not self.fused.caught_up
-        return self.ran_under != self.decided or any(not r.ended and ((r.held and asks) or (r.unread and r.bound != 0)) for r in self.readers)
+        readable = any(not r.ended and ((r.held and asks) or (r.unread and r.bound != 0)) for r in self.readers)
+        return readable or self.ran_under != self.decided
 
     def hold_to_burst(self) -> None:
         """The machine holds the sources."""

@@ -42,8 +42,8 @@ _QUERY_LOGS = (
 )
 _ERROR_LOGS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _OFF = logging.CRITICAL + 1
-"""`logging.config` enables a disabled logger again, as Dagster does when it sets up its own. PySpark's call then raises a TypeError
-in place of the error, because the logger was not made by PySpark."""
+"""`logging.config` enables a disabled logger again, as Dagster does when it sets up its own. PySpark's call then raises a
+TypeError in place of the error, because the logger was not made by PySpark."""
 
 RETAINED_BATCHES = "spark.sql.streaming.minBatchesToRetain"
 LEAST_RETAINED_BATCHES = 2
