@@ -108,9 +108,14 @@ class Store:
 
     @property
     def may_lose_state(self) -> bool:
-        """Whether a loss can be repaired: the newest checkpoint that storage holds was completed, and can be restored."""
+        """Whether a loss can be repaired: the newest checkpoint that storage holds was completed, and can be restored.
+
+        Not if later ones are deleted: the job has finished since, or goes back to it and has not completed another one.
+        """
         newest, found = self.state.newest if self.state is not None else None, self.unlisted().newest_first
-        return newest is not None and bool(found) and found[0].location == newest.location
+        if self.state is None or newest is None or newest.checkpoint_id < self.state.highest_checkpoint_id:
+            return False
+        return bool(found) and found[0].location == newest.location
 
     @property
     def without_record(self) -> bool:
