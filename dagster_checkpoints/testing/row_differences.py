@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -78,6 +79,8 @@ def _exact(value: Any, numbers: list[float]) -> Any:
     if isinstance(value, float):
         numbers.append(value)
         return "float"
+    if isinstance(value, dt.datetime) and value.tzinfo is not None:
+        value = value.astimezone().replace(tzinfo=None)  # as PySpark gives a timestamp: in the zone of the Python process
     if isinstance(value, Mapping):
         return ("map", *(_exact(each, numbers) for each in sorted(value.items(), key=repr)))
     if isinstance(value, list | tuple):

@@ -65,6 +65,12 @@ def test_a_value_equals_itself_only(one: int, other: int) -> None:
     assert (not missing and not unexpected) == (one == other)
 
 
+def test_a_moment_with_a_zone_equals_the_same_moment_as_pyspark_gives_it() -> None:
+    moment = dt.datetime(2026, 7, 1, 12, tzinfo=dt.timezone(dt.timedelta(hours=5)))
+    assert differences([(moment,)], [(dt.datetime.fromtimestamp(moment.timestamp()),)]) == ([], [])
+    assert differences([(moment,)], [(dt.datetime.fromtimestamp(moment.timestamp() + 1),)]) != ([], [])
+
+
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
