@@ -125,8 +125,9 @@ class FusedTask(QueryOfSourcesTask):
 
     @property
     def _advance_is_due(self) -> bool:
-        """Whether the query has not been told of the newest event time."""
-        return self._keeps_state and self._event_time is not None and self._reached != self._event_time
+        """Whether the query has not been told of the newest event time; it has no state before its first batch."""
+        has_batch = self._followed >= 0
+        return has_batch and self._keeps_state and self._event_time is not None and self._reached != self._event_time
 
     def source_caught_up(self, stage: str) -> bool:
         return self._fused.caught_up(stage)
