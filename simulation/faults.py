@@ -303,6 +303,12 @@ FAULTS = (
         "fan-in",
     ),
     Fault(
+        "event time that is due is sent behind the barrier",
+        TaskMachine._pinned,
+        "self._to_gate(BetweenBatches())",
+        "[]",
+    ),
+    Fault(
         "a restored query does not run under the event time that its fused sources had reached",
         FusedSources.begin,
         "[AdvanceEventTime(watermark)]",

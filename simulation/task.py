@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.coordination.barriers.events import AlignmentTick
-from dagster_checkpoints.coordination.watermarks import MIN_WATERMARK_MS
+from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from dagster_checkpoints.execution import task_events as on
 from dagster_checkpoints.execution.attempt_plan import TaskPlan
 from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, EndOfPartition, Mark, WatermarkAt, WatermarkStatus
@@ -382,7 +382,11 @@ class Task(TaskData):
             settled = not (self.stateful and self.inputs and self.gate.open) or self.event_time >= self.gate.watermark
             check(settled, "{} is stopped before it has emitted what is due at {}", self.id, self.event_time)
             self.stopped_by = checkpoint_id
+        due = self.gate.watermark if self.inputs and self.gate.open and properties.stops_job else MIN_WATERMARK_MS
         self.handle(on.SnapshotPinned(checkpoint_id))
+        if MIN_WATERMARK_MS < due < MAX_WATERMARK_MS:
+            sent = self.output.watermark
+            check(sent is not None and sent >= due, "{} is stopped before it has sent event time {}", self.id, due)
 
     def _store(self, action: on.StoreSnapshot) -> None:
         taken = self.pinned.pop(action.barrier.checkpoint_id)

@@ -327,7 +327,9 @@ class TaskMachine:
     def _pinned(self, event: SnapshotPinned) -> list[TaskAction]:
         pin, since, began = self._pinning_of(event)
         barrier, properties = pin.barrier, pin.barrier.properties
-        actions: list[TaskAction] = [Overtake(barrier) if pin.overtaking else Forward(BarrierMark(barrier))]
+        # Event time that is due goes in front of the barrier, as in Flink: a stop's consumers emit what is due before they end.
+        due = self._to_gate(BetweenBatches()) if self.gate is not None and self.gate.open and self.gate.has_news else []
+        actions = [*due, Overtake(barrier) if pin.overtaking else Forward(BarrierMark(barrier))]
         taken = life.SnapshotTaken(barrier.checkpoint_id, properties.stops_job, properties.is_savepoint)
         actions += self._perform(self._life.handle(taken))
         statistics = TaskStatistics(

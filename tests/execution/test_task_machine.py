@@ -60,6 +60,7 @@ from dagster_checkpoints.execution.task_events import (
     StoreSnapshot,
     TaskOpened,
     UnreadBarrier,
+    WatermarkReached,
 )
 from dagster_checkpoints.execution.task_machine import TaskMachine, TaskTraits
 from dagster_checkpoints.pipeline import TaskId
@@ -108,10 +109,10 @@ def source(config: CheckpointConfig = CONFIG) -> Driver:
     return drive
 
 
-def behind(*names: str, config: CheckpointConfig = CONFIG) -> Driver:
+def behind(*names: str, config: CheckpointConfig = CONFIG, takes_watermark: bool = True) -> Driver:
     drive = Driver(TaskMachine(TASK, config, [GateChannel(name) for name in names]))
     assert drive(TaskOpened()) == [BuildQuery()]
-    assert drive(QueryBuilt()) == [OpenTo(dict.fromkeys(names, 0), None), StartQuery()]
+    assert drive(QueryBuilt(takes_watermark=takes_watermark)) == [OpenTo(dict.fromkeys(names, 0), None), StartQuery()]
     assert drive(QueryRunning()) == [RUNNING]
     return drive
 
@@ -480,6 +481,14 @@ def test_a_checkpoint_does_not_wait_until_the_query_has_emitted_what_is_due() ->
 
 
 # Bursts
+
+
+def test_event_time_goes_to_the_consumers_in_front_of_the_barrier_that_came_behind_it() -> None:
+    drive = behind("a", takes_watermark=False)
+    drive.read("a", "rows", WatermarkAt(100), BarrierMark(barrier(1, SUSPEND)))
+    assert drive(QueryConsumed({"a": 1})) == []
+    assert isinstance(drive(QuerySettled())[0], PinSnapshot)
+    assert drive(SnapshotPinned(1))[:2] == [WatermarkReached(100), Forward(BarrierMark(barrier(1, SUSPEND)))]
 
 
 def test_an_unbounded_source_reports_once_that_it_has_read_what_was_there() -> None:

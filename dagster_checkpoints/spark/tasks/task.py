@@ -82,6 +82,8 @@ CHECK_SECONDS = 1.0
 LOOK_SECONDS = 0.1
 """The same for a query one of whose inputs may end; if all may, it is `POLL_SECONDS` shortly after a batch or a message."""
 
+_BETWEEN_BATCHES = WatermarkReached | Forward | Overtake | life.PauseOperators | StoreSnapshot
+"""What follows a pinned snapshot before the next batch may emit."""
 _EVALUATES = SourceLook("", "reading", "evaluating its DataFrame")
 
 
@@ -462,7 +464,7 @@ class Task(ABC):
                     self._pin(actions[0], batch_id)
                     # Still between two batches: after a suspend's snapshot nothing may be emitted.
                     actions = self.machine.handle(SnapshotPinned(checkpoint_id), time.monotonic())
-                while actions and isinstance(actions[0], Forward | Overtake | life.PauseOperators | StoreSnapshot):
+                while actions and isinstance(actions[0], _BETWEEN_BATCHES):
                     self.perform([actions.pop(0)])
         except StageError:
             raise
