@@ -41,7 +41,6 @@ from dagster_checkpoints.coordination.events import (
     TasksRestarting,
     TaskStateChanged,
     Tick,
-    TriggerFailed,
 )
 from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.coordination.pending_checkpoints import PendingCheckpoints
@@ -230,9 +229,6 @@ class CheckpointCoordinator:
                 return self._withdraw(request_id, message, now)
             case Declined(task, checkpoint_id, reason, message):
                 return self._pending.decline(checkpoint_id, reason, f"{task}: {message or reason.value}")
-            case TriggerFailed(task, checkpoint_id):
-                reason = FailureReason.TRIGGER_CHECKPOINT_FAILURE
-                return self._pending.decline(checkpoint_id, reason, f"{task} could not be triggered")
             case MetadataWriteFailed(checkpoint_id, message, reason):
                 return self._pending.finalize_failed(checkpoint_id, reason, message, discard=True)
             case MetadataOutcomeUnknown(checkpoint_id, message):

@@ -109,13 +109,6 @@ class Declined(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class TriggerFailed(msgspec.Struct, frozen=True):
-    """A root could not be triggered, because it has just finished or does not exist any more."""
-
-    task: TaskId
-    checkpoint_id: int
-
-
 class MetadataWritten(msgspec.Struct, frozen=True):
     """The metadata is written and the store names it: the checkpoint is complete."""
 
@@ -177,7 +170,7 @@ class Shutdown(msgspec.Struct, frozen=True):
     status: JobStatus
 
 
-EventOfTask = TaskStateChanged | EndOfDataReached | BacklogChanged | Acknowledged | Declined | TriggerFailed
+EventOfTask = TaskStateChanged | EndOfDataReached | BacklogChanged | Acknowledged | Declined
 """The events that tasks cause; each names its task."""
 CoordinatorEvent = (
     EventOfTask

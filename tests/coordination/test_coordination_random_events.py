@@ -37,7 +37,6 @@ from dagster_checkpoints.coordination.events import (
     TasksRestarting,
     TaskStateChanged,
     Tick,
-    TriggerFailed,
     TriggerTask,
     WriteMetadata,
 )
@@ -247,10 +246,6 @@ class AnyEvents(RuleBasedStateMachine):
     @rule(task=some_task, offset=near_id, reason=st.sampled_from(FailureReason))
     def declines(self, task: TaskId, offset: int, reason: FailureReason) -> None:
         self.do(Declined(task, self.near(offset), reason))
-
-    @rule(task=some_task, offset=near_id)
-    def cannot_be_triggered(self, task: TaskId, offset: int) -> None:
-        self.do(TriggerFailed(task, self.near(offset)))
 
     @rule(task=some_task, state=st.sampled_from([TaskState.RUNNING] * 5 + [TaskState.FINISHED] * 5 + list(TaskState)))
     def changes(self, task: TaskId, state: TaskState) -> None:

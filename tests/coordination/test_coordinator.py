@@ -48,7 +48,6 @@ from dagster_checkpoints.coordination.events import (
     TasksRestarting,
     TaskStateChanged,
     Tick,
-    TriggerFailed,
     TriggerTask,
     WriteMetadata,
 )
@@ -345,15 +344,6 @@ def test_the_message_names_the_task_that_declined_and_why(graph_of: Graphs, reas
     job.checkpoint()
     (failure,) = pick(job.do(Declined(B, 1, message=reason)), CheckpointFailed)
     assert failure.message == f"V1[0]: {shown}"
-
-
-def test_a_root_that_cannot_be_triggered_aborts_at_once(graph_of: Graphs) -> None:
-    job = Job(graph_of(CHAIN), tolerable_failed_checkpoints=0)
-    job.checkpoint()
-    actions = job.do(TriggerFailed(A, 1))
-    assert failed(actions) == [(1, FailureReason.TRIGGER_CHECKPOINT_FAILURE)]
-    assert "V0[0] could not be triggered" in pick(actions, CheckpointFailed)[0].message
-    assert pick(actions, FailJob) == []
 
 
 def test_the_end_of_data_aborts_nothing(graph_of: Graphs) -> None:

@@ -33,7 +33,6 @@ from dagster_checkpoints.coordination.events import (
     TasksRestarting,
     TaskStateChanged,
     Tick,
-    TriggerFailed,
     TriggerTask,
     WriteMetadata,
 )
@@ -115,7 +114,6 @@ class Job:
             "unwritten": MetadataWriteFailed(checkpoint_id, "no space"),
             "unknown": MetadataOutcomeUnknown(checkpoint_id, "time-out"),
             "declined": Declined(B, checkpoint_id, message="not now"),
-            "untriggered": TriggerFailed(A, checkpoint_id),
         }
         return self.handle(events[kind])
 
@@ -340,7 +338,6 @@ def test_a_suspend_that_fails_then_is_followed_by_the_final_checkpoint(graph_of:
 
 WAYS_TO_FAIL = {
     "declined1": "CHECKPOINT_DECLINED",
-    "untriggered1": "TRIGGER_CHECKPOINT_FAILURE",
     "B-failed": "TASK_FAILURE",
     "+60": "CHECKPOINT_EXPIRED",
     "withdrawn": "CHECKPOINT_EXPIRED",
