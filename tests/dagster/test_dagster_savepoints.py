@@ -19,7 +19,7 @@ from dagster_checkpoints import ParquetSink, Pipeline, PipelineRunConfig, bounde
 from dagster_checkpoints.errors import StorageUnavailable
 from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.plugin.savepoints import asset
-from dagster_checkpoints.plugin.savepoints.metadata import read_savepoint, resume_metadata
+from dagster_checkpoints.plugin.savepoints.metadata import TRIGGERED, read_savepoint, resume_metadata
 from dagster_checkpoints.plugin.savepoints.recording import SavepointAsset, is_recorded_by_asker, record_savepoint, request_of
 from dagster_checkpoints.plugin.savepoints.retention import RecordedSavepoint, SavepointRetention, delete_expired, expired
 from dagster_checkpoints.spark.job.events import CheckpointDone, SavepointDone
@@ -384,13 +384,41 @@ def test_the_newest_is_always_kept_and_the_rest_by_number_and_age(
 ) -> None:
     made = [RecordedSavepoint(f"p-{age}", f"l-{age}", 1000.0 - age) for age in ages]
     retention = SavepointRetention(made_by="s", prefix="p-", count=count, max_age=max_age)
-    deleted = {one.partition for one in expired(made, retention)}
+    newest = max(made, key=lambda savepoint: savepoint.triggered)
+    deleted = {one.partition for one in expired([each for each in made if each is not newest], newest, retention)}
     kept = sorted(age for age in ages if f"p-{age}" not in deleted)
     assert kept[0] == min(ages)
     assert count is None or len(kept) <= count
     assert max_age is None or all(age - min(ages) <= max_age for age in kept)
     wanted = [age for age in sorted(ages)[: count or len(ages)] if max_age is None or age - min(ages) <= max_age]
     assert kept == wanted
+
+
+@given(AGES, AGES, st.none() | st.integers(1, 12), st.none() | st.integers(1, 100))
+def test_savepoints_of_a_later_time_than_the_one_just_taken_are_kept_and_count_for_nothing(
+    ages: list[int], later: list[int], count: int | None, max_age: int | None
+) -> None:
+    """The clock was set back: the schedule would delete what it has just taken, or all that it takes until then."""
+    newest = RecordedSavepoint("p-newest", "l-newest", 1000.0)
+    made = [RecordedSavepoint(f"p-{age}", f"l-{age}", 999.0 - age) for age in ages]
+    future = [RecordedSavepoint(f"p-later-{age}", f"l-later-{age}", 1001.0 + age) for age in later]
+    retention = SavepointRetention(made_by="s", prefix="p-", count=count, max_age=max_age)
+    assert expired([*future, *made], newest, retention) == expired(made, newest, retention)
+
+
+def test_a_schedule_keeps_the_savepoint_that_it_has_taken_after_the_clock_was_set_back(
+    running: Any, take: Take, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        assert take(periodic(number), **scheduled(number)).success
+
+    def an_hour_less(recorded: dg.AssetMaterialization, name: str) -> Any:
+        value = recorded.metadata.get(name)
+        return None if value is None else value.value + 3600 if name == TRIGGERED else value.value
+
+    monkeypatch.setattr("dagster_checkpoints.plugin.savepoints.retention._value", an_hour_less)
+    assert take(periodic(3), **scheduled(3)).success
+    assert recorded(instance, periodic(3))["location"] in {each.location for each in running.storage.list_savepoints()}
 
 
 def scheduled(number: int, **changes: Any) -> dict[str, Any]:

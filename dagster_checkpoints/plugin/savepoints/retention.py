@@ -49,17 +49,25 @@ class RecordedSavepoint:
     triggered: float
 
 
-def expired(savepoints: Iterable[RecordedSavepoint], retention: SavepointRetention) -> list[RecordedSavepoint]:
-    """The savepoints that are not kept, oldest last. Ages are relative to the newest savepoint."""
-    newest_first = sorted(savepoints, key=lambda savepoint: (savepoint.triggered, savepoint.partition), reverse=True)
+def expired(
+    savepoints: Iterable[RecordedSavepoint], newest: RecordedSavepoint, retention: SavepointRetention
+) -> list[RecordedSavepoint]:
+    """The earlier savepoints that are not kept, oldest last. Ages are relative to the newest savepoint.
+
+    One of a later time is kept: another run has taken it meanwhile, or the clock was set back since.
+
+    Args:
+        savepoints: The other savepoints of the schedule.
+        newest: The savepoint just taken, which is always kept, whatever the clock says.
+        retention: The savepoints to keep.
+    """
+    earlier = [each for each in savepoints if (each.triggered, each.partition) < (newest.triggered, newest.partition)]
+    newest_first = sorted(earlier, key=lambda savepoint: (savepoint.triggered, savepoint.partition), reverse=True)
     return [
         savepoint
-        for number, savepoint in enumerate(newest_first)
-        if number > 0
-        and (
-            (retention.count is not None and number >= retention.count)
-            or (retention.max_age is not None and newest_first[0].triggered - savepoint.triggered > retention.max_age)
-        )
+        for number, savepoint in enumerate(newest_first, start=1)
+        if (retention.count is not None and number >= retention.count)
+        or (retention.max_age is not None and newest.triggered - savepoint.triggered > retention.max_age)
     ]
 
 
@@ -85,7 +93,7 @@ def delete_expired(
         The keys of the deleted partitions.
     """
     instance = context.instance
-    scheduled, without_record = [newest], set()
+    scheduled, without_record = list[RecordedSavepoint](), set[str]()
     for partition in instance.get_dynamic_partitions(asset.partitions):
         if not retention.is_scheduled(partition) or partition == newest.partition:
             continue
@@ -107,7 +115,7 @@ def delete_expired(
                     "The schedule does not delete it; if you do not need it, dagster-checkpoints dispose does."
                 )
         needed = _needed_locations(storage)
-        for savepoint in expired(scheduled, retention):
+        for savepoint in expired(scheduled, newest, retention):
             if savepoint.location in needed:
                 context.log.info(f"Savepoint {savepoint.location} is kept: the pipeline would restart from it.")
                 continue
