@@ -94,6 +94,23 @@ def test_a_tick_without_a_running_pipeline_is_skipped_and_leaves_nothing(
     assert instance.get_dynamic_partitions("savepoints_meeting") == []
 
 
+def test_a_tick_is_skipped_while_the_run_of_an_earlier_one_is_in_the_queue(
+    instance: dg.DagsterInstance, evaluate: Callable[..., Any], owner: Callable[..., Any], meeting_pipeline: Pipeline
+) -> None:
+    """If the pipeline's run holds the only place, each tick would add a run, and all of them would fail after its end."""
+    owner(meeting_pipeline)
+    created(instance, "run-0", dg.DagsterRunStatus.QUEUED, tags={PIPELINE: "meeting"})
+    assert evaluate(instance).run_requests
+    instance.delete_dynamic_partition("savepoints_meeting", KEY)
+    created(instance, "run-2", dg.DagsterRunStatus.QUEUED, job="meeting_savepoints_job")
+    result = evaluate(instance)
+    assert not result.run_requests and "Run run-2" in result.skip_message and "QUEUED" in result.skip_message
+    assert instance.get_dynamic_partitions("savepoints_meeting") == []
+    instance.delete_run("run-2")
+    created(instance, "run-3", dg.DagsterRunStatus.STARTED, job="meeting_savepoints_job")
+    assert evaluate(instance).run_requests
+
+
 def test_the_tick_is_skipped_while_storage_cannot_be_reached(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, evaluate: Callable[..., Any]
 ) -> None:

@@ -12,6 +12,7 @@ from dagster_checkpoints.pipeline.durations import check_seconds
 from dagster_checkpoints.pipeline.number_values import is_count
 from dagster_checkpoints.plugin.savepoints.asset import RESOURCE, SavepointConfig
 from dagster_checkpoints.plugin.savepoints.retention import STAMP, SavepointRetention
+from dagster_checkpoints.plugin.sensors.pipeline_runs import runs_of
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import TRANSIENT, NotRunning, find_run_for_schedule
 from dagster_checkpoints.storage.layout import validate_savepoint_name
 
@@ -35,8 +36,9 @@ def build_savepoint_schedule(
     """A schedule that takes savepoints of the pipeline while it runs, and deletes its own old ones.
 
     A tick launches a run of the savepoint asset if the pipeline runs; if not, its skip reason describes the end of the latest
-    job. When the savepoint is complete, that run deletes expired savepoints: only savepoints of this schedule, by their names and
-    by Dagster's record of them, never the newest one, and never one that a restart of the pipeline would need.
+    job. A tick is skipped while the run of an earlier one is in the run queue. When the savepoint is complete, that run deletes
+    expired savepoints: only savepoints of this schedule, by their names and by Dagster's record of them, never the newest one,
+    and never one that a restart of the pipeline would need.
 
     Args:
         pipeline: The pipeline.
@@ -110,6 +112,13 @@ def build_savepoint_schedule(
             return dg.SkipReason(running.text)
         if running.status is not None and running.status.stop is not None:
             return dg.SkipReason(f"The pipeline is being stopped (request {running.status.stop.request_id}).")
+        location = running.state.origin.code_location
+        for waiting in runs_of(instance, pipeline, [job.name], location, [dg.DagsterRunStatus.QUEUED]):
+            if waiting.dagster_run.job_name == job.name:
+                return dg.SkipReason(
+                    f"Run {waiting.dagster_run.run_id}, which is to take the savepoint of an earlier tick, is QUEUED: expected a "
+                    "place in the run queue beside the pipeline's run, found none (concurrency.runs in dagster.yaml)."
+                )
         partition = prefix + context.scheduled_execution_time.astimezone(UTC).strftime(STAMP)
         instance.add_dynamic_partitions(partitions_name, [partition])
         return dg.RunRequest(run_key=partition, partition_key=partition, run_config=dg.RunConfig(ops={op_name: config}))
