@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_checkpoints import ParquetSink, Pipeline, PipelineRunConfig, bounded_source, savepoint_asset
+from dagster_checkpoints.control import PipelineControl
 from dagster_checkpoints.errors import StorageUnavailable
 from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.plugin.savepoints import asset
@@ -177,6 +178,45 @@ def test_a_failed_savepoint_may_be_repeated_under_its_key(
     assert failure.metadata["reason"].value == "CHECKPOINT_EXPIRED"
     running.answer_with_savepoints()
     assert take("daily").success
+
+
+def retried(run: dg.ExecuteInProcessResult) -> dict[str, str]:
+    """The tags with which Dagster retries a run."""
+    return {"dagster/parent_run_id": run.run_id, "dagster/root_run_id": run.run_id, "dagster/retry_number": "1"}
+
+
+def test_a_retry_of_a_run_that_died_after_its_request_does_not_stop_the_pipeline_again(
+    owner: Owner, meeting_pipeline: Pipeline, take: Take, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: Any) -> Any:
+        raise RuntimeError("the process has died")
+
+    first = owner(meeting_pipeline)
+    first.answer_with_savepoints()
+    first.serve_forever()
+    with monkeypatch.context() as patched:
+        patched.setattr("dagster_checkpoints.plugin.savepoints.asset._wait", dies)
+        died = take("before-upgrade", stop="suspend")
+    assert not died.success
+    PipelineControl(first.storage, asked_by="a test").handle(request_of(died.run_id)).wait(30)
+    first.end("FINISHED", ended_by="suspend")
+    second = owner(meeting_pipeline, "run-2")
+    second.answer_with_savepoints()
+    second.serve_forever()
+    assert take("before-upgrade", tags=retried(died), stop="suspend").success
+    assert second.requests == []
+    assert recorded(instance, "before-upgrade")["checkpoint"] == 1
+    again = {name: value for name, value in retried(died).items() if name != "dagster/retry_number"}
+    assert not take("before-upgrade", tags=again, stop="suspend").success, "a person's re-execution takes another one"
+
+
+def test_a_retry_of_a_failed_savepoint_requests_another_one(running: Any, take: Take, instance: dg.DagsterInstance) -> None:
+    running.answers["savepoint"] = lambda request: running.failed(request, "CHECKPOINT_EXPIRED", "after 600 s")
+    failed = take("again")
+    assert not failed.success
+    running.answer_with_savepoints()
+    assert take("again", tags=retried(failed)).success
+    assert len({request.request_id for request in running.requests}) == 2
 
 
 def test_a_key_that_cannot_be_a_name_is_refused(running: Any, take: Take, failure_of: Callable[..., Any]) -> None:

@@ -14,10 +14,11 @@ from pydantic import Field
 
 from dagster_checkpoints.control.pipeline_control import PipelineControl, RequestFailed, RequestHandle
 from dagster_checkpoints.control.requests import Answer
-from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.errors import DagsterCheckpointsError, UnknownRequest
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.address_metadata import address_metadata
 from dagster_checkpoints.plugin.interrupts import interrupts_delayed
+from dagster_checkpoints.plugin.run_lineage import retried_runs
 from dagster_checkpoints.plugin.savepoints.metadata import LOCATION, MADE_BY, TRIGGERED, describe, read_savepoint, resume_metadata
 from dagster_checkpoints.plugin.savepoints.recording import (
     DEFAULT_PREFIX,
@@ -153,10 +154,13 @@ def savepoint_asset(
                     f"{context.partition_key_range.start!r} to {context.partition_key_range.end!r}: a partition is one "
                     "savepoint. Materialize them with one run for each"
                 )
-            if chosen_key is not None:
-                _refuse_to_replace(context, asset, chosen_key)
             control = coordinator.control(pipeline, instance=context.instance, asked_by=f"run {context.run.run_id}")
-            answer, failed = _take(context, control, config, chosen_key or datetime.now(UTC).strftime(STAMP))
+            request = _request_of_retried_run(context, control)
+            if request is None:
+                if chosen_key is not None:
+                    _refuse_to_replace(context, asset, chosen_key)
+                request = _send(context, control, config, chosen_key or datetime.now(UTC).strftime(STAMP))
+            answer, failed = _take(context, request, config)
         except DagsterCheckpointsError as error:
             if config.retention is not None and chosen_key is not None and asset.find(context.instance, chosen_key) is None:
                 context.instance.delete_dynamic_partition(asset.partitions, chosen_key)  # a schedule's: not kept
@@ -208,14 +212,26 @@ def _refuse_to_replace(context: dg.AssetExecutionContext, asset: SavepointAsset,
         )
 
 
-def _take(
-    context: dg.AssetExecutionContext, control: PipelineControl, config: SavepointConfig, name: str
-) -> tuple[Answer, RequestFailed | None]:
-    """Request the savepoint and wait for the answer.
+def _request_of_retried_run(context: dg.AssetExecutionContext, control: PipelineControl) -> RequestHandle | None:
+    """The request of the run that this one retries, unless it has failed; None if there is none.
 
-    Returns:
-        The answer; and an error if the savepoint was made and the stop failed afterwards, else None.
+    The pipeline carries it out although its run has died. A second one would stop the run of the pipeline that follows, too.
     """
+    for run_id in retried_runs(context) - {context.run.run_id}:
+        request = control.handle(request_of(run_id))
+        try:
+            answer, epoch = request.poll(), request.request.epoch
+        except UnknownRequest:
+            continue
+        state = control.state()
+        under_way = state is not None and state.lease is not None and state.epoch == epoch
+        if under_way if answer is None or not answer.final else answer.status == "done":
+            context.log.info(f"Run {run_id}, which this run retries, has requested the savepoint (request {request.request_id}).")
+            return request
+    return None
+
+
+def _send(context: dg.AssetExecutionContext, control: PipelineControl, config: SavepointConfig, name: str) -> RequestHandle:
     options: dict[str, Any] = {
         "target": config.path,
         "name": name,
@@ -228,6 +244,17 @@ def _take(
     else:
         request = control.stop(drain=config.stop is Stop.drain, bounded=config.bounded.value, **options)
     context.log.info(f"Requested savepoint {name!r} (request {request.request_id}, stop: {config.stop.value}).")
+    return request
+
+
+def _take(
+    context: dg.AssetExecutionContext, request: RequestHandle, config: SavepointConfig
+) -> tuple[Answer, RequestFailed | None]:
+    """Wait for the answer to the request for the savepoint.
+
+    Returns:
+        The answer; and an error if the savepoint was made and the stop failed afterwards, else None.
+    """
     try:
         return _wait(context, request, config.deadline + _GRACE_SECONDS), None
     except RequestFailed as error:
