@@ -330,7 +330,10 @@ def _open_new(path: Path) -> BinaryIO:
                     raise
                 continue
             return path.open("xb")
-    raise OSError(errno.EIO, "another program deletes its directory again and again", str(path))
+    broken = next((folder for folder in path.parents if folder.is_symlink() and not folder.exists()), None)
+    if broken is not None:
+        raise OSError(errno.EIO, f"{broken} is a link to a place that does not exist", str(path))
+    raise OSError(errno.EIO, "its directory cannot be made, or another program deletes it again and again", str(path))
 
 
 def _raise_unless_gone(error: OSError) -> None:

@@ -28,6 +28,15 @@ def test_an_unusable_root_is_unavailable_and_named(tmp_path: Path) -> None:
             action()
 
 
+@pytest.mark.parametrize("below", ["", "/below"])
+def test_a_link_to_a_disk_that_is_not_mounted_is_named(tmp_path: Path, below: str) -> None:
+    """A savepoint's target: it was said that another program deletes the directory."""
+    (tmp_path / "kept").symlink_to(tmp_path / "not-mounted")
+    store = LocalStore(Path(f"{tmp_path}/kept{below}"))
+    with pytest.raises(StorageUnavailable, match=f"{tmp_path}/kept is a link to a place that does not exist"):
+        store.put("savepoint-1/_metadata", b"")
+
+
 def test_a_disk_that_is_full_is_unavailable_and_leaves_nothing(local: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     local.put("key", b"old")
 
