@@ -63,7 +63,16 @@ class OutcomeUnknown(StorageError):
 
 
 class PipelineOwned(StorageError):
-    """Another run owns the pipeline and is alive."""
+    """Another run owns the pipeline and is alive.
+
+    Args:
+        message: the error's text.
+        run_id: id of that run; "" if several have owned the pipeline.
+    """
+
+    def __init__(self, message: str, run_id: str = "") -> None:
+        super().__init__(message)
+        self.run_id = run_id
 
 
 class OwnershipLost(StorageError):

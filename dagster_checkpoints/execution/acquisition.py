@@ -174,7 +174,8 @@ def _watch(
         raise PipelineOwned(
             f"pipeline {place.pipeline!r} in {place.root} is {describe_owner(found.state)}, and that run is "
             "alive: it has just renewed its lease. Only one run at a time may own a pipeline: terminate that "
-            "one, or wait for it"
+            "one, or wait for it",
+            found.state.lease.owner.run_id,
         )
     return observed
 

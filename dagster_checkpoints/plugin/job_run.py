@@ -15,7 +15,7 @@ from typing import Any
 import dagster as dg
 
 from dagster_checkpoints.control.requests import Answer, ControlRequest
-from dagster_checkpoints.errors import DagsterCheckpointsError
+from dagster_checkpoints.errors import DagsterCheckpointsError, PipelineOwned
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.interrupts import interrupts_delayed
 from dagster_checkpoints.plugin.job_thread import JobEnded, JobThread, LogLine
@@ -132,7 +132,7 @@ class JobRun:
                 )
         if error is not None:
             tag_refusal(self._context, error)
-            raise failure(self._pipeline, error, last_location) from None
+            raise failure(self._pipeline, _as_dagster_knows(self._context.instance, error), last_location) from None
 
     def terminate(self) -> None:
         """Dagster terminates the run: end the job too, with a savepoint if that is configured and completes in time."""
@@ -202,3 +202,14 @@ class JobRun:
                     self._report_now(event)
         self._context.log.warning(f"The pipeline was not suspended within {seconds:g} s, and is canceled now.")
         return None
+
+
+def _as_dagster_knows(instance: dg.DagsterInstance, error: BaseException) -> BaseException:
+    """The error; if Dagster takes the owner's run for ended, with what to do instead: *Terminate* is not offered for that run."""
+    owner = instance.get_run_by_id(error.run_id) if isinstance(error, PipelineOwned) and error.run_id else None
+    if owner is None or not owner.is_finished:
+        return error
+    return PipelineOwned(
+        f"{error}. Dagster shows that run as {owner.status.value} and cannot terminate it any more, but its process goes on: "
+        "suspend it (dagster-checkpoints stop), or end the process on its host"
+    )

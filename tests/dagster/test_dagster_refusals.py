@@ -76,7 +76,9 @@ def test_unreachable_storage_is_named_before_spark_starts(
 
 
 @pytest.mark.usefixtures("no_spark")
+@pytest.mark.parametrize("status", [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELED, None])
 def test_a_second_run_is_refused_while_the_first_is_alive(
+    status: dg.DagsterRunStatus | None,
     tmp_path: Path,
     coordinator: Coordinator,
     numbers_pipeline: Pipeline,
@@ -90,6 +92,8 @@ def test_a_second_run_is_refused_while_the_first_is_alive(
         renewer.start()
         try:
             with dg.DagsterInstance.ephemeral() as instance:
+                if status is not None:  # else it was deleted
+                    instance.add_run(dg.DagsterRun("numbers_job", "the-first-run", status=status))
                 refused = materialize(assets_of(numbers_pipeline), coordinator(), instance=instance)
                 lines = [entry.user_message for entry in instance.all_logs(refused.run_id)]
             failure = failure_of(refused)
@@ -99,6 +103,8 @@ def test_a_second_run_is_refused_while_the_first_is_alive(
         assert "owned by run the-first-run on host a-machine" in waits and "takes the pipeline over within 9 s" in waits
         assert "the-first-run" in failure.description
         assert failure.metadata["error"].value == "PipelineOwned"
+        forced = "Dagster shows that run as CANCELED and cannot terminate it any more, but its process goes on: suspend it"
+        assert (forced in failure.description) is (status is dg.DagsterRunStatus.CANCELED)
         state = storage.read_state()
         assert state is not None and state.lease is not None and state.lease.owner.run_id == "the-first-run"
 
