@@ -29,9 +29,10 @@ from bench.stream_programs.random_programs import random_case
 from bench.stream_programs.search import run_case
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, bounded_source, stage
 from dagster_checkpoints.sinks import ParquetSink
+from dagster_checkpoints.spark.errors import PlanRefusedError
 from dagster_checkpoints.spark.job.plan_check import check_plans
 from dagster_checkpoints.spark.query.fused_plans import fused_source
-from dagster_checkpoints.spark.query.join_checks import check_null_keys
+from dagster_checkpoints.spark.query.join_checks import check_join_keys, check_null_keys
 from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
 from tests.spark.joins_of_streams import ARRIVALS, COALESCED, JOINS, ONCE, A, B, case_of, check, hourly, rows
 
@@ -195,6 +196,66 @@ def test_keys_that_may_be_null_in_a_full_outer_join(spark: Any, tmp_path: Path, 
     last = [(2, START + dt.timedelta(hours=3), 1)]
     case = case_of(join, [Arrival({"a": nulls, "b": nulls}), Arrival({"a": last, "b": last})], "channels")
     check(spark, case, tmp_path, query_rows(spark, case, tmp_path, "channels"))
+
+
+COMPUTED_KEYS = {
+    "upper(trim({}s))": True,
+    "coalesce({}s, {}t)": True,
+    "TRY_CAST({}s AS INT)": True,
+    "{}c": True,
+    "{}n.c": True,
+    "lower({}s)": False,
+    "coalesce({}s, 'none')": False,
+    "{}f": False,
+    "{}n": True,
+    "length({}s) % 2": False,
+    "date_trunc('hour', {}ts)": False,
+}
+"""By a key that a join's condition computes of each side's columns, whether Spark matches rows in which it is null."""
+
+
+@pytest.mark.parametrize("key", COMPUTED_KEYS)
+def test_keys_that_may_be_null_and_are_computed_in_the_condition(lab: Any, key: str) -> None:
+    """A warning names each join whose rows differ from those of tables, and a condition under which they do not."""
+    schema = "s string, t string, f double, number int, ts timestamp"
+    texts = (None, "1", "x")
+    for side in "ab":
+        values = [(s, None, None if s is None else 0.5, n, lab.at(n)) for n, s in enumerate(texts)]
+        lab.put(side, schema, values)
+
+    def prepared(frame: DataFrame, side: str) -> DataFrame:
+        text = "s COLLATE UTF8_LCASE"
+        frame = frame.selectExpr("*", f"{text} AS c", f"IF(s IS NULL, NULL, named_struct('c', {text})) AS n")
+        return frame.selectExpr(*(f"{name} AS {side}{name}" for name in frame.columns))
+
+    def joined(a: DataFrame, b: DataFrame, also: str) -> DataFrame:
+        first, second = key.replace("{}", "a"), key.replace("{}", "b")
+        within = "bts BETWEEN ats - INTERVAL 1 MINUTE AND ats + INTERVAL 1 MINUTE"
+        return a.join(b, F.expr(f"{first} = {second} AND {within}{also}"), "left").select("anumber", "bnumber")
+
+    def rows_of_stream(number: int, frame: DataFrame) -> list[Any]:
+        found: list[Any] = []
+        writer = frame.writeStream.foreachBatch(lambda batch, _: found.extend(lab.rows(batch)))
+        writer = writer.option("checkpointLocation", str(lab.folder / f"query{number}"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+        return [row for row in found if row[1] is not None]  # rows without a match wait for later event times
+
+    call = StageCall(stage(name="joined")(lambda a, b: a), StageContext(lab.spark, "joined", "0", 0, 1, None, None))
+    tables = {side: prepared(lab.table(side, schema), side) for side in "ab"}
+    streams = {side: prepared(lab.stream(side, schema).withWatermark("ts", "1 minute"), side) for side in "ab"}
+    expected = [row for row in lab.rows(joined(**tables, also="")) if row[1] is not None]
+    frame = joined(**streams, also="")
+    if key == "{}n.c":
+        with pytest.raises(PlanRefusedError, match=r"UTF8_LCASE.*as a column of its side"):
+            check_join_keys(call, frame)
+        streams = {side: streams[side].withColumn(f"{side}c", F.col(f"{side}n.c")) for side in "ab"}
+        key = "{}c"
+        frame = joined(**streams, also="")
+    check_join_keys(call, frame)
+    warnings = check_null_keys(call, frame, {})
+    assert (rows_of_stream(0, frame) != expected) == bool(warnings) == COMPUTED_KEYS[key]
+    for text in warnings:
+        assert rows_of_stream(1, joined(**streams, also=" AND " + text.partition("... AND ")[2].rstrip("."))) == expected
 
 
 def by_hour(a: DataFrame, b: DataFrame) -> DataFrame:

@@ -15,7 +15,7 @@ Source: https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-da
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,6 @@ from dagster_checkpoints.spark.query.plan_nodes import (
     nodes,
     once,
     optimized_joins,
-    stream_joins,
 )
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 from dagster_checkpoints.spark.query.stateful_nodes import PROCESSOR
@@ -42,6 +41,10 @@ from dagster_checkpoints.spark.query.stateful_nodes import PROCESSOR
 _EARLIER_MS, _LATER_MS = MAX_WATERMARK_MS // 2, MAX_WATERMARK_MS
 _PRESERVED = {"LEFT OUTER": ("left",), "RIGHT OUTER": ("right",), "FULL OUTER": ("left", "right")}
 """By the type of an outer join, the sides whose rows without a match are in its result."""
+_FOR_EQUAL_BYTES = frozenset({"KnownFloatingPointNormalized", "NormalizeNaNAndZero", "CollationKey"})
+"""Expressions of one argument that Spark's optimizer adds to the keys of a join."""
+_CONSTANT_PARTS = {"Divide": 1, "IntegralDivide": 1, "Remainder": 1, "Pmod": 1, "TruncTimestamp": 0, "TruncDate": 1}
+"""Expressions that Spark takes to be null at times. They are not if this argument, a divisor or a unit, is a constant."""
 _WITH_TIMERS = frozenset({"FlatMapGroupsInPandasWithState", PROCESSOR})
 
 
@@ -70,18 +73,20 @@ class _KeptSide:
 
 
 def check_join_keys(call: StageCall, frame: DataFrame) -> None:
-    """Check that each join of two streams has a key. Spark itself finds that out when it plans the first micro-batch.
+    """Check that each join of two streams has a key under which Spark keeps state; it finds that out in the first micro-batch.
 
     Args:
         frame: The stage's result.
 
     Raises:
-        PlanRefusedError: A join has none.
+        PlanRefusedError: A join has none, or one whose equal values have different bytes.
     """
     jvm = jvm_of(frame.sparkSession)
     keys = jvm.org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys
+    is_exact = jvm.org.apache.spark.sql.catalyst.util.UnsafeRowUtils.isBinaryStable
     for join in optimized_joins(frame):
-        if keys.unapply(join).isEmpty():
+        found = keys.unapply(join)
+        if found.isEmpty():
             condition = join.condition()
             raise PlanRefusedError(
                 call.stage.name,
@@ -90,6 +95,16 @@ def check_join_keys(call: StageCall, frame: DataFrame) -> None:
                 f"{as_sql(condition.get()) if condition.isDefined() else 'no condition'}, without an equality: Spark finds "
                 "matching rows by the values that are equal on both sides, and cannot run this join. Add an equality, of a key, "
                 "or of windows of the event time (F.window) that contain all times that may match.",
+            )
+        key = next((key for key in items(found.get()._2()) if not is_exact(key.dataType())), None)
+        if key is not None:
+            raise PlanRefusedError(
+                call.stage.name,
+                call.context.instance,
+                f"its result ({call.stage.location}) joins two streams on {as_sql(key)} of type {key.dataType().sql()}: Spark "
+                "keeps no state under a text with a collation that the condition computes. Compute it as a column of its side in "
+                "front of the join, and compare that column; or compare texts that are equal where these are: for UTF8_LCASE "
+                "F.collate(F.lower(column), 'UTF8_BINARY').",
             )
 
 
@@ -113,10 +128,11 @@ def check_joins(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataF
 
 
 def check_null_keys(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataFrame]) -> list[str]:
-    """Find a stage's full outer joins of two streams whose keys may be null: Spark matches such rows with each other.
+    """Find a stage's joins of two streams whose keys may be null: Spark matches such rows with each other.
 
-    It compares the keys of rows in its state byte by byte; in front of other joins it drops the rows whose key is null, of one
-    side at least.
+    It compares the keys of rows in its state byte by byte. In front of a join that is not a full outer one it drops the rows, of
+    one side at least, in which a column is null that has to have a value; but only if the key is that column, and not computed
+    in the condition (`coalesce(a, b)`, `a || b`, a text with a collation).
 
     Args:
         frame: The stage's result.
@@ -125,41 +141,68 @@ def check_null_keys(call: StageCall, frame: DataFrame, arguments: Mapping[str, D
     found = _null_keys(frame)
     if len(found) <= sum(len(_null_keys(given)) for given in arguments.values() if given.isStreaming):
         return []
-    missing = " AND ".join(f"{key} IS NOT NULL" for key in found[0])
+    how, keys = found[0]
+    missing = " AND ".join(f"{key} IS NOT NULL" for key in keys)
     return [
-        f"Stage {call.stage.name!r} ({call.stage.location}): Spark's full outer join of two streams matches rows whose key is "
+        f"Stage {call.stage.name!r} ({call.stage.location}): Spark's {how.lower()} join of two streams matches rows whose key is "
         "null with each other, which a join of tables does not. If a key may be null, name that in the join's condition: "
         f"... AND {missing}."
     ]
 
 
-def _null_keys(frame: DataFrame) -> list[list[str]]:
-    """By full outer join of two streams, the keys of its left side that may be null on both sides."""
-    if not any(_is_full_outer(join) for join in stream_joins(frame)):  # the optimizer makes none
-        return []
+@once
+def _null_keys(frame: DataFrame) -> list[tuple[str, list[str]]]:
+    """By join of two streams, its type and the keys of its left side that may be null on both sides."""
     jvm = jvm_of(frame.sparkSession)
     keys_of = jvm.org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys
     found = []
     for join in optimized_joins(frame):
         keys = keys_of.unapply(join)
-        if not _is_full_outer(join) or keys.isEmpty():
+        if keys.isEmpty():
             continue
         condition = join.condition()
         known = {str(part) for part in _conjuncts(condition.get())} if condition.isDefined() else set()
         for side in (join.left(), join.right()):
             known.update(str(part) for part in items(side.constraints().toSeq()))
-        unknown = [
-            as_sql(left)
-            for left, right in zip(items(keys.get()._2()), items(keys.get()._3()), strict=True)
-            if left.nullable() and right.nullable() and not known & {f"isnotnull({left})", f"isnotnull({right})"}
-        ]
+        pairs = zip(items(keys.get()._2()), items(keys.get()._3()), strict=True)
+        written = [(_as_written(left), _as_written(right)) for left, right in pairs]
+        unknown = [as_sql(left) for left, right in written if all(_may_be_null(jvm, key, known) for key in (left, right))]
         if unknown:
-            found.append(unknown)
+            found.append((str(join.joinType().sql()), unknown))
     return found
 
 
-def _is_full_outer(join: Any) -> bool:
-    return str(join.joinType().sql()) == "FULL OUTER"
+def _as_written(key: Any) -> Any:
+    """A join's key without what the optimizer adds so that equal floating-point numbers and texts have equal bytes."""
+    name = key.nodeName()
+    if name in _FOR_EQUAL_BYTES:
+        return _as_written(key.child())
+    if name == "ArrayTransform":
+        return _as_written(key.argument())
+    if name == "If" and key.predicate().nodeName() == "IsNull" and key.falseValue().nodeName() == "CreateNamedStruct":
+        return _as_written(key.predicate().child())
+    return key
+
+
+def _may_be_null(jvm: Any, expression: Any, known: Set[str]) -> bool:
+    """Whether an expression may be null where some conditions hold."""
+
+    def not_null(part: Any) -> Any:
+        return jvm.org.apache.spark.sql.catalyst.expressions.KnownNotNull(part)
+
+    def with_known(part: Any) -> Any:
+        if f"isnotnull({part})" in known:
+            return not_null(part)
+        parts = [with_known(each) for each in items(part.children())]
+        if not parts:
+            return part
+        constant = parts[_CONSTANT_PARTS[part.nodeName()]] if part.nodeName() in _CONSTANT_PARTS else None
+        is_known = constant is not None and constant.nodeName() == "Literal" and str(constant).strip("0.")  # not a divisor 0
+        if is_known and not any(each.nullable() for each in parts):
+            return not_null(part)
+        return part.withNewChildren(jvm.PythonUtils.toSeq(parts))
+
+    return bool(expression.nullable() and with_known(expression).nullable())
 
 
 def check_unmatched_rows(call: StageCall, frame: DataFrame, *, divisible: bool) -> None:
