@@ -125,6 +125,22 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda rows: rows.withColumn("s", F.struct(F.expr("k COLLATE UTF8_BINARY_RTRIM"))).dropDuplicates(["s", "ts"]),
         "by .*COLLATE UTF8_BINARY_RTRIM.*rtrim",
     ),
+    "sessions alone": (
+        lambda rows: rows.groupBy(F.session_window("ts", "5 minutes"), F.lit(1)).count(),
+        r"by a session window alone.*F\.hash\('ts'\) \* 0",
+    ),
+    "the clock in an aggregate": (
+        lambda rows: rows.groupBy(F.window("ts", "1 hour")).agg(F.max(F.current_timestamp())),
+        r"has current_timestamp\(\) in an aggregate function.*withColumn\('now', F\.expr\('current_timestamp\(\)'\)\)",
+    ),
+    "the clock in a join": (
+        lambda rows: joined(rows, "left", F.col("rts") < F.now()),
+        r"has now\(\) in the condition of a join",
+    ),
+    "the clock in a join with a table": (
+        sql("SELECT r.k FROM {rows} r JOIN {table} t ON r.k = t.k AND t.ts < localtimestamp()"),
+        r"has localtimestamp\(\) in the condition of a join",
+    ),
     "an aggregate in pandas": (mean_in_pandas, "aggregates a stream with a function of pandas.*collect_list"),
     "monotonically_increasing_id": (
         lambda rows: rows.withColumn("n", F.monotonically_increasing_id()),
@@ -157,6 +173,13 @@ ACCEPTED: dict[str, Callable[[Any], Any]] = {
     "a table function of each row of a query": table_function("SELECT n FROM (SELECT v FROM {rows}), LATERAL called(v)", Doubled),
     "a table function of a table": table_function("SELECT r.k, n FROM {rows} r JOIN called(TABLE({table})) c ON r.k = c.name"),
     "a generator of Spark of each row": sql("SELECT col0.k, col0.v FROM stack(1, TABLE({rows}))"),
+    "sessions of all rows": lambda rows: rows.groupBy(F.session_window("ts", "5 minutes"), F.hash("ts") * 0).count(),
+    "the clock in front of an aggregate": (
+        lambda rows: rows.withColumn("now", F.expr("current_timestamp()")).groupBy(F.window("ts", "1 hour")).agg(F.max("now"))
+    ),
+    "the clock beside an aggregate": sql(
+        f"SELECT count(*) FILTER (WHERE ts < now()) AS n, current_date() AS day FROM {{rows}} GROUP BY {HOUR}"
+    ),
     "random numbers": lambda rows: rows.where(F.rand(1) < 0.5).select("k", F.expr("uuid()").alias("id")),
     "a window in each set": sql(f"SELECT {HOUR} AS hour, k, v, count(*) AS n FROM {{rows}} GROUP BY {HOUR}, CUBE(k, v)"),
 }

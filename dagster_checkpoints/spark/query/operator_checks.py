@@ -47,7 +47,11 @@ _EXCEPT, _EXCEPT_ALL = "Except", "Except All"
 _NUMBERED, _LATERAL = "AttachDistributedSequence", "LateralJoin"
 _TABLE_ARGUMENT = "__auto_generated_subquery_name_"
 """How the alias begins under which Spark gives a table function an argument that is a table."""
-_AGGREGATE = "Aggregate"
+_AGGREGATE, _JOIN = "Aggregate", "Join"
+_CLOCK = frozenset({"CurrentDate", "CurrentTimestamp", "LocalTimestamp", "Now"})
+"""Expressions that Spark replaces, in each micro-batch of a stream, by one that is not deterministic."""
+_OF_SESSIONS = "spark.sessionWindow"
+"""The key of a column's metadata by which Spark knows a session window."""
 _KEYS: dict[str, Callable[[Any], Iterable[Any]]] = {
     _AGGREGATE: lambda node: items(node.groupingExpressions()),
     "Deduplicate": lambda node: items(node.keys()),
@@ -60,14 +64,14 @@ _KEYS: dict[str, Callable[[Any], Iterable[Any]]] = {
 """By plan node with state, the columns of the key of its state."""
 _READS: dict[str, Callable[[Any], Iterable[Iterable[Any]]]] = {
     _AGGREGATE: lambda node: [items(node.groupingExpressions())],
-    "Join": lambda node: [items(side.output()) for side in children(node)] if reads_streams(node) else [],
+    _JOIN: lambda node: [items(side.output()) for side in children(node)] if reads_streams(node) else [],
     **dict.fromkeys(
         ("Deduplicate", "DeduplicateWithinWatermark", "FlatMapGroupsInPandasWithState", PROCESSOR),
         lambda node: [items(node.child().output())],
     ),
 }
 """By plan node with state, the columns among which Spark looks for the event time; of a join, by side."""
-_CHECKED = frozenset({*_OF_MICRO_BATCHES, *_KEYS, _EXCEPT_ALL, _NUMBERED, _LATERAL})
+_CHECKED = frozenset({*_OF_MICRO_BATCHES, *_KEYS, _EXCEPT_ALL, _JOIN, _NUMBERED, _LATERAL})
 
 
 def check_operators(pipeline: Pipeline, call: StageCall, frame: DataFrame, *, divisible: bool) -> None:
@@ -131,6 +135,17 @@ def check_operators(pipeline: Pipeline, call: StageCall, frame: DataFrame, *, di
                 "aggregates a stream with a function of pandas or Arrow, which Spark cannot run on streams. Aggregate with "
                 "Spark's functions; or collect the values, F.collect_list(column), and compute with the array behind the "
                 "aggregation."
+            )
+        elif each.name == _AGGREGATE and _groups_by_sessions_alone(frame):
+            problem = (
+                "groups a stream by a session window alone, or with constants, which Spark does not run. Group by a key as well; "
+                "for sessions of all rows by one that is equal in each row, and no constant for Spark: F.hash('ts') * 0."
+            )
+        elif clock := _asked_clock(each):
+            place = "the condition of a join" if each.name == _JOIN else "an aggregate function"
+            problem = (
+                f"has {clock} in {place} of a stream, where Spark does not take the time of a micro-batch. Compute it as a "
+                f"column in front, withColumn('now', F.expr({clock!r})), and use that column."
             )
         elif collated := _collated_key(frame, each):
             problem = (
@@ -205,6 +220,29 @@ def _leaves_out_event_time(below: Any) -> bool:
         return False
     times = [number for number, column in enumerate(items(below.output())) if is_event_time(column)]
     return any(row.apply(number).foldable() for row in items(below.projections()) for number in times)
+
+
+def _groups_by_sessions_alone(frame: DataFrame) -> bool:
+    """Whether Spark's optimizer leaves nothing but a session window in the key of a group."""
+    groups = [each.of for each in optimized_nodes(frame) if each.name == _AGGREGATE and each.of.isStreaming()]
+    keys = [list(items(group.groupingExpressions())) for group in groups]
+    return any(len(key) == 1 and _is_session(key[0]) for key in keys)
+
+
+def _is_session(key: Any) -> bool:
+    return key.nodeName() == "AttributeReference" and bool(key.metadata().contains(_OF_SESSIONS))
+
+
+def _asked_clock(each: PlanNode) -> str:
+    """The clock that the arguments of an aggregate function, or a join's condition, ask, as SQL; empty if they ask none."""
+    if each.name == _JOIN:
+        asking = [each.of.condition().get()] if each.of.condition().isDefined() else []
+    elif each.name == _AGGREGATE:
+        parts = (part for expression in items(each.of.aggregateExpressions()) for part in nodes(expression))
+        asking = [part.aggregateFunction() for part in parts if part.nodeName() == "AggregateExpression"]
+    else:
+        asking = []
+    return next((str(part.sql()) for expression in asking for part in nodes(expression) if part.nodeName() in _CLOCK), "")
 
 
 def _is_in_pandas(aggregate: Any) -> bool:
