@@ -111,7 +111,7 @@ class JobExecution:
 
         Args:
             request: The request.
-            respond: Receives the final answer, once, on another thread.
+            respond: Receives the final answer, once, on another thread; none if the job has ended before it takes the request.
             termination: Whether this process requests a stop because it is being terminated: another run shall continue the job.
                 It fails at once if the process does not own the pipeline yet, for example because it waits for another lease.
         """
