@@ -340,11 +340,11 @@ def test_a_topic_that_shares_a_query_begins_with_small_batches_without_an_option
     kafka_lab: Any, kafka: KafkaBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     lab = kafka_lab
-    kafka.create_topic("large", 2)
-    kafka.create_topic("small")
+    kafka.create_topic("many", 2)
+    kafka.create_topic("few")
     for partition in range(2):
-        kafka.send("large", numbered(5000 * partition, 5000 * partition + 5000), partition)
-    kafka.send("small", numbered(10_000, 10_100))
+        kafka.send("many", numbered(5000 * partition, 5000 * partition + 5000), partition)
+    kafka.send("few", numbered(10_000, 10_100))
 
     def messages(topic: str, kind: Any, **options: Any) -> Any:
         def read(context: Any) -> Any:
@@ -357,14 +357,14 @@ def test_a_topic_that_shares_a_query_begins_with_small_batches_without_an_option
     BatchSizes.sizes.clear()
 
     @stage(sink=sink)
-    def rows(large: Any, small: Any) -> Any:
-        return as_rows(large.unionByName(small))
+    def rows(many: Any, few: Any) -> Any:
+        return as_rows(many.unionByName(few))
 
-    sources = [messages("large", bounded_source), messages("small", unbounded_source, maxOffsetsPerTrigger=40)]
+    sources = [messages("many", bounded_source), messages("few", unbounded_source, maxOffsetsPerTrigger=40)]
     with caplog.at_level(logging.WARNING):
         job = lab.start(Pipeline("topics", [*sources, rows]), interval=0.5)
         job.wait_until(lambda: lab.count() == 10_100)
-    assert job.chains == (("large", "small", "rows"),)
+    assert job.chains == (("many", "few", "rows"),)
     job.drain()
     job.finished()
     assert "OffsetsPerTrigger" not in caplog.text
