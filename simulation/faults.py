@@ -508,10 +508,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = f"NOT FOUND in {options.worlds} worlds"
         if found is not None:
             seed, took, outcome = found
-            seeds[fault.name] = seed
             text = str(outcome.error).replace("\n", " ")[:110]
-            result = f"{took:.2f} s, seed {seed}: {type(outcome.error).__name__}: {text}"
-            if run(random_scenario(seed, fault.theme), record=False).error is not None:
+            if run(random_scenario(seed, fault.theme), record=False).error is None:
+                seeds[fault.name] = seed
+                result = f"{took:.2f} s, seed {seed}: {type(outcome.error).__name__}: {text}"
+            else:
                 missed += 1
                 result = f"NOT FOUND: seed {seed} breaks without the fault, too: {text}"
         print(f"{fault.name}: {result}", flush=True)
