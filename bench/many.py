@@ -35,6 +35,8 @@ COUNTS = (10, 30, 100)
 SCHEMA = "ts timestamp, k string, v bigint"
 INTERVAL = 2.0
 IDLE_SECONDS, BUSY_SECONDS = 20.0, 40.0
+SETTLING_SECONDS = 30.0
+"""Seconds after the first micro-batches: Java still compiles what these have used, which is no cost of an idle job."""
 ROWS, FEED_SECONDS = 50, 2.0
 START_GOAL, CHECKPOINT_GOAL, IDLE_GOAL = 60.0, 0.5, 25.0
 
@@ -91,7 +93,7 @@ def observe(environment: Environment, count: int) -> Observed:
         wait_until(lambda: bool(done))
         seen.started = time.monotonic() - began
         wait_until(lambda: len(begun) == count)
-        time.sleep(IDLE_SECONDS / 2)  # what the first micro-batches have begun ends
+        time.sleep(SETTLING_SECONDS)
         seen.idle, seen.idle_use = _watched(done, IDLE_SECONDS)
         over = threading.Event()
         feeding = threading.Thread(target=feed, args=(folder, names, over))

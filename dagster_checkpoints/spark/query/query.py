@@ -91,6 +91,11 @@ def _is_no_error(record: logging.LogRecord) -> bool:
 logging.getLogger("py4j.clientserver").addFilter(_is_no_error)
 
 
+def _execution_of(query: StreamingQuery) -> Any:
+    stream = query._jsq
+    return stream.streamingQuery() if "StreamingQueryWrapper" in stream.getClass().getSimpleName() else stream
+
+
 class TaskQuery:
     """The query of one task.
 
@@ -137,6 +142,7 @@ class TaskQuery:
         """The positions of the streams that may hold rows back, see `holds_back`."""
         self._begun = threading.Event()  # the query's object is known
         self._query: StreamingQuery | None = None
+        self._execution: Any = None
         self._progress = SourceProgress()
         self._trigger: Mapping[str, Any] = {}
         self._only_batch = 0  # with `once`: the batch that the query was started for
@@ -170,7 +176,9 @@ class TaskQuery:
         self._with_minimum = streams_with_minimum(frame) if self._gate is None else ()
         self._begun.clear()
         with held_start(frame) if before_first_batch is not None else nullcontext():
-            self._query = writer.foreachBatch(self._run_batch).start()
+            query = writer.foreachBatch(self._run_batch).start()
+            self._execution = _execution_of(query)
+            self._query = query
             self._begun.set()
             if before_first_batch is not None:
                 before_first_batch()
@@ -442,9 +450,8 @@ class TaskQuery:
     @property
     def execution(self) -> Any:
         """Spark's execution of the query (a JVM object): Spark has no public API for its plans and for how it ended."""
-        assert self._query is not None
-        stream = self._query._jsq
-        return stream.streamingQuery() if "StreamingQueryWrapper" in stream.getClass().getSimpleName() else stream
+        assert self._execution is not None
+        return self._execution
 
     def executed_plan(self) -> Any:
         """The executed plan of the newest batch (a JVM object), or None."""
