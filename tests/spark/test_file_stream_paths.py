@@ -108,6 +108,30 @@ def test_a_pattern_in_front_of_partition_directories_and_paths_without_files(spa
     assert "not mounted' (" in checked("not mounted")[0] and checked("not mounted", unbounded_source) == []
 
 
+@pytest.mark.parametrize("directory", ["raw [2026]", "back\\slash", "raw #1"])
+def test_a_relative_path_is_read_with_the_characters_of_the_working_directory(spark: Any, tmp_path: Path, directory: str) -> None:
+    put(tmp_path / directory / "in", "0.parquet", "1.parquet")
+    hadoop = spark._jvm.org.apache.hadoop.fs
+    local = hadoop.FileSystem.get(spark._jsparkSession.sessionState().newHadoopConf())
+    before = local.getWorkingDirectory()
+    local.setWorkingDirectory(hadoop.Path(f"{tmp_path}/{directory}"))
+
+    @bounded_source
+    def raw(context):
+        return context.spark.readStream.schema("n long").option("maxFilesPerTrigger", 1).parquet("in")
+
+    context: Any = SimpleNamespace(spark=spark, instance="0")
+    try:
+        frame = raw.transform(context)
+        if directory == "raw #1":
+            assert check_file_paths(StageCall(raw, context), frame) == []
+            return
+        with pytest.raises(SourcePathError, match=r"a directory of that very name exists, but .* Escape the characters"):
+            check_file_paths(StageCall(raw, context), frame)
+    finally:
+        local.setWorkingDirectory(before)
+
+
 def test_at_the_start_and_in_a_micro_batch(lab: Any) -> None:
     put(lab.folder / "raw [2026]", "0.parquet", "1.parquet")
     put(lab.folder / "raw", "0.parquet", "1.parquet")

@@ -55,7 +55,7 @@ def check_file_paths(call: StageCall, frame: DataFrame) -> list[str]:
         if not _is_file_stream(leaf):
             continue
         options = source_options(leaf)
-        path, matches = options.get("path", ""), list[str]()
+        path, matches = _qualified(frame, options.get("path", "")), list[str]()
         if is_pattern(path):
             there, matches = _found(frame, path)
             problem = _problem(path, there, matches, options.get("maxfilespertrigger") == "1")
@@ -97,6 +97,15 @@ def check_read_once(plan: Any) -> None:
                 f"{next(path for path in found if is_pattern(path))!r}. No row of the micro-batch was emitted. "
                 f"{_capital(_WAY_ON)}"
             )
+
+
+def _qualified(frame: DataFrame, path: str) -> str:
+    """The path as Spark reads it: a relative one with the working directory in front, whose characters are a pattern's, too."""
+    if path.startswith("/") or ":" in path:
+        return path
+    with suppress(OSError):
+        return str(HadoopFileSystem(frame.sparkSession, path).qualified(path))
+    return path
 
 
 def _found(frame: DataFrame, path: str) -> tuple[bool, list[str]]:
