@@ -62,6 +62,7 @@ REQUIRED: Mapping[str, str] = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # readers cannot read the year 9999 from INT96
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",  # with LEGACY sinks take days before 1582-10-15 for others
     "spark.sql.streaming.stopTimeout": "60s",
+    "spark.api.mode": "classic",  # no Spark Connect, whatever SPARK_API_MODE or an installed pyspark-client says
     "spark.scheduler.mode": "FAIR",  # otherwise a backfill's long batch delays the live stages and their barriers
     # What is said of rows that stay in state at the end of data is the number that RocksDB counts.
     "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "true",
@@ -136,13 +137,12 @@ def session_config(config: Mapping[str, Any] | None = None) -> dict[str, str]:
                 "the resource's spark_config."
             )
     _check_others(chosen.get, "the resource's spark_config")
-    for key in ("spark.remote", "spark.api.mode"):
-        if key in chosen and (key, chosen[key].lower()) != ("spark.api.mode", "classic"):
-            raise SparkSettingError(
-                f"Spark configuration {key}={chosen[key]}: expected a classic session, whose driver is the process of the run; "
-                "Spark Connect is not supported. Remove the setting from the resource's spark_config, and name the cluster's "
-                "spark.master."
-            )
+    if "spark.remote" in chosen:
+        raise SparkSettingError(
+            f"Spark configuration spark.remote={chosen['spark.remote']}: expected a classic session, whose driver is the process "
+            "of the run; Spark Connect is not supported. Remove the setting from the resource's spark_config, and name the "
+            "cluster's spark.master."
+        )
     others = {key: value for key, value in chosen.items() if key.lower() not in known}
     return {**DEFAULTS, **others, **REQUIRED}
 
@@ -215,12 +215,13 @@ def build_session(config: Mapping[str, Any] | None = None, *, share_classes: boo
     """
     check_supported(installed_version())
     settings = session_config(config)
-    if "SPARK_REMOTE" in os.environ:
-        raise SparkSettingError(
-            "The environment variable SPARK_REMOTE is set: expected a classic session, whose driver is the process of the run; "
-            "Spark Connect is not supported. Unset it for the processes of runs, and name the cluster's spark.master in the "
-            "resource's spark_config."
-        )
+    for variable in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
+        if variable in os.environ:
+            raise SparkSettingError(
+                f"The environment variable {variable} is set: expected a classic session, whose driver is the process of the "
+                "run; Spark Connect is not supported. Unset it for the processes of runs, in which no other code may use Spark "
+                "Connect, and name the cluster's spark.master in the resource's spark_config."
+            )
     java_home = configure_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1" if settings["spark.master"].startswith("local") else "")

@@ -97,7 +97,7 @@ print("read:", sorted(row.n for row in spark.read.parquet(os.path.abspath("in"))
 def test_files_of_every_name_are_read_in_any_locale(tmp_path: Path) -> None:
     folder = tmp_path / "ö"
     folder.mkdir()
-    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "1"}
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "1", "SPARK_API_MODE": "connect"}  # the session is a classic one
     command = [sys.executable, "-c", FILES]
     ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert ran.stdout.splitlines() == ["read: [0, 1, 2] C"], ran.stderr

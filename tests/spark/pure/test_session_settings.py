@@ -15,6 +15,7 @@ from dagster_checkpoints.spark.session.spark_session import (
     REQUIRED,
     UNSET,
     SparkSettingError,
+    build_session,
     check_session,
     session_config,
 )
@@ -68,6 +69,14 @@ def test_a_setting_that_must_not_be_there_is_refused(key: str) -> None:
         check_session(session_with(**{key: "5"}))
 
 
+@pytest.mark.parametrize("variable", ["SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"])
+def test_a_process_of_spark_connect_is_refused(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without that, functions such as `col` make columns of Spark Connect, and a missing package is named instead."""
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(SparkSettingError, match=f"environment variable {variable} is set: .* Spark Connect is not supported"):
+        build_session()
+
+
 def test_days_of_the_julian_calendar_in_parquet_files_are_refused() -> None:
     """Spark knows by the file's metadata that it has rebased them; sinks, which read the files, do not."""
     session_config({"spark.sql.parquet.datetimeRebaseModeInWrite": "corrected"})
@@ -95,7 +104,7 @@ def test_the_settings_that_the_promise_depends_on() -> None:
     } == {
         *("stateStore.rocksdb.changelogCheckpointing.enabled", "stateStore.checkpointFormatVersion", "offsetLog.formatVersion"),
         *("queryEvolution.enableSourceEvolution", "multipleWatermarkPolicy", "noDataMicroBatches.enabled", "exchange.reuse"),
-        *("parquet.outputTimestampType", "parquet.datetimeRebaseModeInWrite", "stopTimeout", "scheduler.mode"),
+        *("parquet.outputTimestampType", "parquet.datetimeRebaseModeInWrite", "stopTimeout", "scheduler.mode", "api.mode"),
         *("stateStore.rocksdb.trackTotalNumberOfRows", "unsupportedOperationCheck", "statefulOperator.checkCorrectness.enabled"),
         *("stateStore.stateSchemaCheck", "stateStore.formatValidation.enabled", "stateStore.commitValidation.enabled"),
         *("statefulOperator.allowMultiple", "useStreamlineAggregator", "stateStore.skipNullsForStreamStreamJoins.enabled"),
