@@ -51,6 +51,7 @@ STAGES: dict[str, tuple[Transform, list[str]]] = {
     "duplicates": (lambda a, b: a.union(b).dropDuplicates(["v", "ts"]), ["Deduplicate"]),
     "different_rows": (lambda a, b: a.union(b).distinct(), []),
     "join_by_the_key": (joined("k = rk"), []),
+    "join_by_the_key_or_null": (joined("k <=> rk", "full"), []),
     "join_by_the_key_and_more": (joined("v = rv AND k = rk", "left"), []),
     "join": (joined("v = rv"), ["Join"]),
     "join_by_a_changed_key": (joined("lower(k) = lower(rk)"), ["Join"]),
@@ -118,20 +119,29 @@ def test_one_instance_has_all_rows_and_several_without_a_key_have_any(
     assert [named in text for text in warnings if named] == [True] * len(warnings) == [True] * bool(named)
 
 
-@pytest.mark.parametrize("kind", ["double", "float"])
-def test_a_floating_point_number_is_the_key_of_a_join(lab: Lab, kind: str) -> None:
-    """Spark joins by another form of it, in which zeros are equal."""
+KINDS = [
+    *(("double", "double"), ("float", "float"), ("struct<x:double>", "struct<x:double>"), ("array<float>", "array<float>")),
+    *(("tinyint", "int"), ("decimal(10,2)", "decimal(12,2)"), ("struct<x:smallint>", "struct<x:int>")),
+]
+"""Types of keys that Spark compares in another form: zeros are equal, and so are numbers of two types with the same hashes."""
 
-    def read(name: str) -> Stage:
+
+@pytest.mark.parametrize("kinds", KINDS, ids=str)
+def test_keys_that_spark_compares_in_another_form(lab: Lab, kinds: tuple[str, str]) -> None:
+    def read(name: str, kind: str) -> Stage:
         return unbounded_source(name=name, watermark=("ts", "1 hour"))(
             lambda context: lab.stream(name, f"k {kind}, ts timestamp, v long")
         )
 
-    @stage(inputs={name: StageInput(key="k") for name in "ab"}, instances=["x", "y"], sink=lab.sink())
-    def both(a: DataFrame, b: DataFrame) -> DataFrame:
-        return joined("k = rk")(a, b)
+    def with_state(name: str, transform: Transform) -> Stage:
+        @stage(name=name, inputs={each: StageInput(key="k") for each in "ab"}, instances=["x", "y"], sink=lab.sink(name))
+        def state(a: DataFrame, b: DataFrame) -> DataFrame:
+            return transform(a, b)
 
-    report = check_plans(Pipeline("numbers", [read("a"), read("b"), both]), lab.spark)
+        return state
+
+    stages = [with_state(name, STAGES[name][0]) for name in ("join_by_the_key", "windows_by_the_key", "duplicates_of_the_key")]
+    report = check_plans(Pipeline("numbers", [*map(read, "ab", kinds), *stages]), lab.spark)
     assert (report.failed, [text for text in report.warnings if "routed" in text]) == ({}, [])
 
 

@@ -52,7 +52,7 @@ from dagster_checkpoints.spark.query.routed_keys import (
     operators_without,
     routed_columns,
 )
-from dagster_checkpoints.spark.query.routed_types import check_key_types, check_recorded_types
+from dagster_checkpoints.spark.query.routed_types import check_key_types, check_recorded_types, widened_keys
 from dagster_checkpoints.spark.query.source_checks import reads_the_same
 from dagster_checkpoints.spark.query.stage_calls import open_stage
 from dagster_checkpoints.spark.query.stage_inputs import (
@@ -210,10 +210,11 @@ class QueryPlans:
     def _warn_of_state_apart(self, chain: Chain, plan: plans.QueryPlan) -> None:
         """Warn of state of a chain with several instances that does not belong to the columns by which rows are routed."""
         keys = self._routed_by(chain.stages[0])
-        self._routed[chain.stages[-1]] = routed_columns(plan, keys)
+        alike = [*keys, *widened_keys([*self._keys(self._pipeline.stage(chain.stages[0])).values()], self._spark)]
+        self._routed[chain.stages[-1]] = routed_columns(plan, alike)
         columns = ", ".join(map(repr, keys))
         routed = f"its rows are routed by {columns}, which is not in" if keys else "no column routes its rows, also none of"
-        for stage, kind in operators_apart(plan, keys):
+        for stage, kind in operators_apart(plan, alike):
             declared = self._pipeline.stage(stage or chain.stages[0])
             text = (
                 f"Stage {declared.name!r} ({declared.location}) has {len(chain.instances)} instances, and {routed} the key of "
@@ -366,10 +367,14 @@ class QueryPlans:
         head = self._pipeline.stage(chain.stages[0])
         if head.parallelism == 1:
             return
-        keys = {name: self.schemas[name][how.key] for name, how in head.inputs.items() if how.key is not None}
+        keys = self._keys(head)
         check_key_types(instances[0].call, keys, self._spark)
         if self._restored is not None and not self._allow_changed_plan:
             check_recorded_types(head.name, self._recorded_keys(self._restored.metadata, head), keys)
+
+    def _keys(self, head: Stage) -> dict[str, StructField]:
+        """By input of a stage, the column by which its rows are routed."""
+        return {name: self.schemas[name][how.key] for name, how in head.inputs.items() if how.key is not None}
 
     def _check_columns(self, chain: Chain, index: int, inputs: Sequence[TaskInput]) -> None:
         """Check that the restored records that a task has not read have the columns under which it reads them."""
@@ -420,7 +425,8 @@ class QueryPlans:
         kinds = self._key_types(head, key)
         others = operators_without(plan, key)
         if others or len(kinds) > 1:
-            found = f"an operator with another key: {', '.join(others)}" if others else f"the types {sorted(map(str, kinds))}"
+            types = f"the types {', '.join(sorted(kind.simpleString() for kind in kinds))}"
+            found = types if len(kinds) > 1 else f"an operator with another key: {', '.join(others)}"
             raise InstancesChanged(
                 f"The instances of stage {head.name!r} ({head.location}) have changed, and its state is moved by the column "
                 f"{key!r} of its inputs. Expected that every stateful operator has this column in its key, unchanged and under "

@@ -18,7 +18,7 @@ from dagster_checkpoints.spark.query.column_origins import column_origins, trace
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
 from dagster_checkpoints.spark.query.plan_json import expression_json, plan_json
 from dagster_checkpoints.spark.query.plan_nodes import children, items, optimized_joins
-from dagster_checkpoints.spark.query.plan_text import Node, parse
+from dagster_checkpoints.spark.query.plan_text import Node, conjuncts, parse
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 from dagster_checkpoints.spark.query.stateful_nodes import analyzed_plan, stateful_nodes
@@ -30,6 +30,7 @@ _KEYS = {
     "FlatMapGroupsInPandasWithState": "groupingAttributes",
 }
 _JOIN = "Join"
+_EQUALITIES = frozenset({"EqualTo", "EqualNullSafe"})
 _NORMALIZED = frozenset({"KnownFloatingPointNormalized", "NormalizeNaNAndZero"})
 """What Spark puts around a floating-point number in the key of a join: zeros get one form, and NaNs, and keep their hash."""
 
@@ -92,7 +93,7 @@ def operators_apart(plan: QueryPlan, keys: Collection[str]) -> list[tuple[str, s
 
     Args:
         plan: The plan of the query.
-        keys: The columns by which the rows of its inputs are routed.
+        keys: The columns by which the rows of its inputs are routed, also cast to a type with the same hashes.
 
     Returns:
         Per operator its stage, "" if that is not known, and its kind.
@@ -103,7 +104,9 @@ def operators_apart(plan: QueryPlan, keys: Collection[str]) -> list[tuple[str, s
     return [
         (stage, node.kind)
         for stage, node in zip(stages, found, strict=True)
-        if not (all(joined) if node.kind == _JOIN else any(_is_routed(text, keys) for text in _origins(node)))
+        if not (
+            all(joined) or _is_joined_by(node, keys) if node.kind == _JOIN else any(_is_routed(t, keys) for t in _origins(node))
+        )
     ]
 
 
@@ -112,10 +115,19 @@ def routed_columns(plan: QueryPlan, keys: Collection[str]) -> list[str]:
 
     Args:
         plan: The plan of the query.
-        keys: The columns by which the rows of its inputs are routed.
+        keys: The columns by which the rows of its inputs are routed, also cast as in `operators_apart`.
     """
     origins = column_origins(analyzed_plan(plan.frame))
     return [name for name, origin in zip(plan.frame.columns, origins, strict=False) if _is_routed(origin, keys)]
+
+
+def _is_joined_by(join: Node, keys: Collection[str]) -> bool:
+    """Whether the condition of a join says that columns are equal by which rows are routed, or both null.
+
+    Of the analyzed plan: the optimizer writes some such conditions in parts: those of structs of floating-point numbers, `<=>`.
+    """
+    equalities = (part for each in join.expressions("condition") for part in conjuncts(each) if part.kind in _EQUALITIES)
+    return any(all(_is_routed(traced(side, join.children), keys) for side in part.children) for part in equalities)
 
 
 def _is_routed(text: str, keys: Collection[str]) -> bool:

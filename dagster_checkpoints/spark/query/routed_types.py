@@ -15,6 +15,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import types as t
 
 from dagster_checkpoints.spark.errors import KeyTypesError
+from dagster_checkpoints.spark.query.plan_text import type_text
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 from dagster_checkpoints.state.errors import InputsChanged
 
@@ -84,6 +85,17 @@ def check_recorded_types(stage: str, recorded: Mapping[str, t.StructField], keys
                 "begin with the new type as a new start (restore_from: none). If the stage keeps no state by key, set "
                 "allow_changed_plan."
             )
+
+
+def widened_keys(keys: Sequence[t.StructField], spark: SparkSession) -> list[str]:
+    """Keys of several types, cast to the type in which Spark compares them, with the same hashes, as `column_origins` writes it.
+
+    Args:
+        keys: By input, the column by which its rows are routed: checked (`check_key_types`).
+        spark: The session.
+    """
+    common = _common_type(keys, spark) if len({field.dataType for field in keys}) > 1 else None
+    return [] if common is None else [f"cast({field.name} as {type_text(common.jsonValue())})" for field in keys]
 
 
 def hash_form(field: t.StructField) -> str | None:
