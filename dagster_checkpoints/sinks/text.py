@@ -95,6 +95,7 @@ def _times(column: pa.Array) -> pa.Array:
 
 def _floats(column: pa.Array, nan: str, infinity: str, below: str) -> pa.Array:
     texts = _texts(column)
+    texts = pc.if_else(pc.equal(texts, _scalar("-0")), _scalar("-0.0"), texts)  # an integer would have no sign
     if pc.all(pc.is_finite(column), min_count=0).as_py():
         return texts
     texts = pc.if_else(pc.is_nan(column), _scalar(nan), texts)

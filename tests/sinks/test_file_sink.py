@@ -6,6 +6,7 @@ import csv
 import errno
 import io
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -142,6 +143,7 @@ def test_any_text_and_number_is_read_back(rows: list[tuple[str | None, float | N
     for batch in (whole, whole.slice(len(rows) // 2)):
         found = [json.loads(line) for line in bytes(json_lines(batch)).split(b"\n")[:-1]]
         assert found == batch.to_pylist()
+        assert _signs(found) == _signs(batch.to_pylist())  # the integer -0 would be read as 0
         text = csv_header(batch.schema.names) + bytes(csv_lines(batch))
         assert list(csv.reader(io.StringIO(text.decode(), newline=""))) == [
             list(columns),
@@ -150,8 +152,13 @@ def test_any_text_and_number_is_read_back(rows: list[tuple[str | None, float | N
         ]  # fmt: skip
 
 
+def _signs(rows: list[dict[str, Any]]) -> list[float]:
+    return [math.copysign(1, row["number"]) for row in rows if row["number"] is not None]
+
+
 def _plain(value: float) -> str:
-    return str(pa.scalar(value).cast(pa.string()).as_py())
+    text = str(pa.scalar(value).cast(pa.string()).as_py())
+    return "-0.0" if text == "-0" else text
 
 
 # Partitions and sizes
