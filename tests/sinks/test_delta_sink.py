@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
@@ -138,6 +139,29 @@ def test_settings_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("dagster_checkpoints.sinks.delta.sink.find_spec", lambda name: None)
     with pytest.raises(SinkLibraryMissing, match=r"pip install 'dagster-checkpoints\[delta\]'"):
         DeltaSink("/t")
+
+
+INTERVAL: Any = "interval year to month"
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"),
+    [
+        (INTERVAL, [1]),
+        ({"type": "struct", "fields": [{"name": "a", "type": INTERVAL}]}, [{"a": 1}]),
+        ({"type": "array", "elementType": INTERVAL, "containsNull": True}, [[1]]),
+        ({"type": "map", "keyType": "string", "valueType": INTERVAL, "valueContainsNull": True}, [{"a": 1}]),
+    ],
+    ids=["column", "struct", "array", "map"],
+)
+def test_an_interval_is_refused_although_the_library_takes_it(table: Table, tmp_path: Path, kind: Any, column: list[Any]) -> None:
+    recorded = {"type": "struct", "fields": [{"name": "n", "type": "long"}, {"name": "v", "type": kind}]}
+    for field in (recorded["fields"][1], *(kind["fields"] if isinstance(kind, dict) and "fields" in kind else ())):
+        field.update(nullable=True, metadata={})
+    rows = pa.table({"n": [1], "v": column}, metadata={"org.apache.spark.sql.parquet.row.metadata": json.dumps(recorded)})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    with pytest.raises(SinkColumnsMismatch, match=r"types that Delta has, .*column 'v' with the type interval year to month"):
+        table.opened().write(BATCH, [str(tmp_path / "rows.parquet")], 0)
 
 
 def test_partitions_are_values_in_the_log_and_not_columns_in_the_files(table: Table) -> None:

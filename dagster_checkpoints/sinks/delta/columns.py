@@ -28,6 +28,18 @@ def schema_of(columns: Sequence[Column]) -> str:
     return json.dumps({"type": "struct", "fields": fields})
 
 
+def check_types(columns: Sequence[Column]) -> None:
+    """Check that Delta has the types of columns: the library takes Spark's intervals, which readers would see as numbers.
+
+    Raises:
+        TypeError: a column is an interval, or has one in it.
+    """
+    for column in columns:
+        interval = _interval_in(column.type)
+        if interval:
+            raise TypeError(f"column {column.name!r} with the type {interval}")
+
+
 def required_columns(schema: str) -> frozenset[str]:
     """The names of a table's columns that hold no nulls."""
     return frozenset(field["name"] for field in json.loads(schema)["fields"] if not field["nullable"])
@@ -72,6 +84,16 @@ def _has_required(kind: Any) -> bool:
     if kind["type"] == "map":
         return not kind["valueContainsNull"] or _has_required(kind["keyType"]) or _has_required(kind["valueType"])
     return False
+
+
+def _interval_in(kind: Any) -> str:
+    """The interval that a type is, or has in it; empty if there is none."""
+    if not isinstance(kind, dict):
+        return kind if str(kind).startswith("interval ") else ""
+    parts = [field["type"] for field in kind.get("fields", ())] + [
+        kind[part] for part in ("elementType", "keyType", "valueType") if part in kind
+    ]
+    return next(filter(None, map(_interval_in, parts)), "")
 
 
 def _relaxed(kind: Any) -> Any:

@@ -27,6 +27,7 @@ from dagster_checkpoints.sinks.delta.active_files import active_files, is_remova
 from dagster_checkpoints.sinks.delta.columns import (
     KEY_TYPES,
     PARTITION_TYPES,
+    check_types,
     columns_of,
     required_columns,
     schema_of,
@@ -98,6 +99,7 @@ class DeltaLog(TableLog):
         from deltalake import Schema
 
         columns = file_columns(file)
+        check_types(columns)
         Schema.from_json(schema_of(columns))
         return columns
 
