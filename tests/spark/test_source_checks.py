@@ -249,6 +249,35 @@ def test_options_that_spark_refuses_when_a_query_starts(spark: Any, tmp_path: Pa
         assert "has fileNameOnly=true: Spark skips" in warnings and "has header=true, and not enforceSchema=false" in warnings
 
 
+@pytest.mark.parametrize(
+    ("kind", "schema", "directory", "undeclared"),
+    [
+        ("json", "k string", "day=1", "(day)"),
+        ("json", "k string", "day=1/Shop=a", "(day, Shop)"),
+        ("json", "k string, DAY int", "day=1/shop=a", "(shop)"),
+        ("json", "k string, day string", "day=1", None),
+        ("json", "k string", "one", None),
+        ("text", None, "one", None),
+        ("text", None, "day=1", "(day)"),
+    ],
+)
+def test_columns_whose_types_spark_would_infer_at_each_start(
+    spark: Any, tmp_path: Path, kind: str, schema: str | None, directory: str, undeclared: str | None
+) -> None:
+    (tmp_path / "in" / directory).mkdir(parents=True)
+    (tmp_path / "in" / directory / "file").write_text('{"k": "a"}\n')
+
+    @unbounded_source
+    def lines(context):
+        reader = context.spark.readStream.format(kind).options(**WITHOUT_TIME_LIMIT)
+        return (reader.schema(schema) if schema else reader).load(str(tmp_path / "in"))
+
+    context = StageContext(spark=spark, stage="lines", instance="0", index=0, parallelism=1, state=None, log=None)  # type: ignore[arg-type]
+    warnings = [str(each) for each in source_checks.check_source(StageCall(lines, context), lines.transform(context))]
+    found = [f"columns without a declared type {undeclared}: Spark infers" in text for text in warnings]
+    assert found == [True] * bool(undeclared)
+
+
 BACKWARDS = {"latestFirst": "true", "maxFilesPerTrigger": "1"}
 
 

@@ -104,6 +104,12 @@ _SKIPS_OLD_FILES = (
     '.option("maxFileAge", "36500d"), which includes every file'
 )
 
+_INFERRED = (
+    "Spark infers it when a run starts, from the files and directories that are there then (of day=01 and day=1 the number 1, "
+    "and text when there is day=x, too): after a resume the same column may have another type, and sinks get both. Declare it in "
+    ".schema(...)"
+)
+
 _MISREAD: Mapping[str, str] = {
     "fileNameOnly": (
         "fileNameOnly=true: Spark skips, without an error, each file whose name is that of a file which it has read from another "
@@ -228,6 +234,8 @@ def check_source(call: StageCall, frame: DataFrame) -> list[str | SourceWarning]
                 "the gap."
             )
         misread = [_SKIPS_OLD_FILES] if skips_old_files(source) else []
+        undeclared = _undeclared_columns(leaf) if source.kind == _FILES else []
+        misread += [f"columns without a declared type ({', '.join(undeclared)}): {_INFERRED}"] if undeclared else []
         misread += [_MISREAD[option] for option in misread_options(source)]
         about = f"Stage {call.stage.name!r}: {source.title} in {call.stage.location}"
         parts = (text.partition(": ") for text in misread)
@@ -354,6 +362,15 @@ def misread_options(source: StreamingSource) -> list[str]:
     checks_names = source.options.get("enforceschema", "").lower() == "false"
     given = [option for option in _MISREAD if source.options.get(option.lower(), "").lower() == "true"]
     return [option for option in given if option != "header" or not checks_names]
+
+
+def _undeclared_columns(leaf: Any) -> list[str]:
+    """The columns of a file stream whose types its schema does not say, such as those of directories (`day=1`)."""
+    declared = leaf.dataSource().userSpecifiedSchema()
+    text = str(leaf.dataSource().className()).rpartition(".")[2].lower().startswith("text")
+    known = declared.get().fieldNames() if declared.isDefined() else ["value"] * text
+    names = {str(name).lower() for name in known}
+    return [str(name) for name in leaf.schema().fieldNames() if str(name).lower() not in names]
 
 
 def _refused_options(frame: DataFrame, leaf: Any) -> str:
