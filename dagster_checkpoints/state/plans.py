@@ -13,6 +13,7 @@ from dagster_checkpoints.state.errors import SourcesChanged, StatefulPlanChanged
 from dagster_checkpoints.state.metadata import PlannedOperator, TaskSnapshot
 from dagster_checkpoints.state.planned_operators import PlannedDifference, difference, layout_difference
 from dagster_checkpoints.state.processor_states import fits_states
+from dagster_checkpoints.state.spark_versions import in_oldest_words
 
 IN_STATE = "; in state: "
 """In front of the end of an operator's text, which says what Spark's optimizer leaves in its state. It is missing
@@ -133,7 +134,7 @@ def check_sources(snapshot: TaskSnapshot, sources: Sequence[str], stage: str, in
 def _fits(before: Sequence[str], now: Sequence[str]) -> bool:
     return len(before) == len(now) and all(
         (_declared(this) == _declared(other) or fits_states(this, other)) and _keeps_the_same(this, other)
-        for this, other in zip(before, now, strict=True)
+        for this, other in zip(map(in_oldest_words, before), map(in_oldest_words, now), strict=True)
     )
 
 

@@ -19,6 +19,12 @@ _OTHER_LISTS_SINCE = (4, 2)
 
 _REWRITES_STATE_SINCE = (4, 2)
 
+_COLLECTS_NO_NULLS = re.compile(r"(?<=inputAggBufferOffset )(\d+), ignoreNulls True(?=\))")
+"""How the text of collect_list and collect_set ends since Spark 4.2, which can also collect nulls."""
+
+_NULL_IF = "null_if_result("
+"""How the text of nullif begins since Spark 4.3: `null_if_result(condition, value)`."""
+
 SUPPORTED_SPARK_TEXT = "Spark 4.1, 4.2 or 4.3"
 """For the text of errors."""
 
@@ -58,6 +64,36 @@ def check_spark_version(metadata: CheckpointMetadata, running: str) -> None:
             f"Spark {running} cannot read all of its state: since Spark 4.2, list state of transformWithState has another form. "
             "Restore it with Spark 4.2 or newer"
         )
+
+
+def in_oldest_words(operator: str) -> str:
+    """The text of a stateful operator as the oldest version of Spark gives it; later ones give some expressions other names."""
+    text = _COLLECTS_NO_NULLS.sub(r"\1", operator)
+    while (begin := text.rfind(_NULL_IF)) >= 0:
+        parts = _arguments(text, begin + len(_NULL_IF))
+        if len(parts) != 2:
+            return operator
+        condition, value = parts
+        end = begin + len(f"{_NULL_IF}{condition}, {value})")
+        text = f"{text[:begin]}if({condition}, typed_null_literal({value}), {value}){text[end:]}"
+    return text
+
+
+def _arguments(text: str, begin: int) -> list[str]:
+    """The arguments of a function, from the position behind its parenthesis on."""
+    depth, found = 0, [begin]
+    for position in range(begin, len(text)):
+        match text[position]:
+            case "(":
+                depth += 1
+            case ")" if depth == 0:
+                ends = [*(start - len(", ") for start in found[1:]), position]
+                return [text[start:end] for start, end in zip(found, ends, strict=True)]
+            case ")":
+                depth -= 1
+            case "," if depth == 0:
+                found.append(position + len(", "))
+    return []
 
 
 def _minor(version: str) -> tuple[int, ...]:

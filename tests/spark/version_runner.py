@@ -35,6 +35,16 @@ def windows_of(frame: DataFrame, length: str) -> DataFrame:
     return found.select(F.window_time("window").alias("ts"), "k", "v", "n")
 
 
+def values_in_windows(frame: DataFrame) -> DataFrame:
+    """With functions whose text in a plan is not the same in each version of Spark."""
+    values = F.sort_array(F.collect_list(F.col("v").cast("string")))
+    few = F.sort_array(F.collect_set(F.expr("nullif(v, 20)").cast("string")))
+    found = frame.groupBy(F.window("ts", "5 minutes"), F.expr("nullif(k, 'c')").alias("k")).agg(
+        values.alias("v"), few.alias("few")
+    )
+    return found.select("window.start", "k", F.concat_ws(" ", "v").alias("v"), F.concat_ws(" ", "few").alias("few"))
+
+
 def twice_in_windows(frame: DataFrame) -> DataFrame:
     return windows_of(windows_of(frame, "1 minute").select("ts", "k", "v"), "5 minutes")
 
@@ -122,7 +132,7 @@ def pipeline(lab: Any) -> Pipeline:
 
     @stage(sink=lab.sink("in_one_query"))
     def in_one_query(direct):
-        return windows_of(direct, "5 minutes")
+        return values_in_windows(direct)
 
     @unbounded_source(watermark=("ts", "1 minute"))
     def clicks(context):
@@ -191,7 +201,7 @@ def put_last(lab: Any, second: int) -> int:
 def check(lab: Any) -> None:
     """Check that the sinks hold the result of a batch computation over all input."""
     clicks = lab.table("clicks", CLICKS)
-    lab.check(windows_of(clicks, "5 minutes"), "in_one_query")
+    lab.check(values_in_windows(clicks), "in_one_query")
     lab.check(clicks, "kept")
     lab.check(with_names(clicks, lab.table("names", NAMES)), "named")
     lab.check(twice_in_windows(clicks), "twice")

@@ -47,6 +47,44 @@ def test_other_stateful_operators(before: tuple[str, ...], now: tuple[str, ...],
     )
 
 
+BUFFER = "mutableAggBufferOffset 0, inputAggBufferOffset 0"
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        (f"collect_list(v long, {BUFFER}), count(1)", f"collect_list(v long, {BUFFER}, ignoreNulls True), count(1)"),
+        (f"collect_set(v long, {BUFFER})", f"collect_set(v long, {BUFFER}, ignoreNulls True)"),
+        ("sum(null_if(if((v = 0), typed_null_literal(v), v)))", "sum(null_if(null_if_result((v = 0), v)))"),
+        (
+            "null_if(if((null_if(if((v = 0), typed_null_literal(v), v)) = pow(v, 2)), typed_null_literal(null_if(if((v = 0), "
+            "typed_null_literal(v), v))), null_if(if((v = 0), typed_null_literal(v), v))))",
+            "null_if(null_if_result((null_if(null_if_result((v = 0), v)) = pow(v, 2)), null_if(null_if_result((v = 0), v))))",
+        ),
+    ],
+)
+def test_expressions_that_a_later_version_of_spark_writes_in_other_words(earlier: str, later: str) -> None:
+    before, now = (f"aggregate by k: {function}; watermark ts - 1 minutes" for function in (earlier, later))
+    check(snapshot((before,)), now)
+    check(snapshot((now,)), before)
+    with pytest.raises(StatefulPlanChanged):
+        check(snapshot((before,)), now.replace("by k", "by j"))
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (f"collect_list(v long, {BUFFER})", f"collect_list(v long, {BUFFER}, ignoreNulls False)"),
+        ("first(v long, ignoreNulls False)", "first(v long, ignoreNulls True)"),
+        ("null_if(if((v = 0), typed_null_literal(v), v))", "null_if(null_if_result((v = 1), v))"),
+        ("null_if_result((v = 0), v", "null_if_result((v = 1), v"),
+    ],
+)
+def test_expressions_of_another_meaning(before: str, now: str) -> None:
+    with pytest.raises(StatefulPlanChanged):
+        check(snapshot((before,)), now)
+
+
 def test_a_query_of_its_own_needs_the_same_number_of_operators() -> None:
     """A stage that joins its input with itself repeats the operators in front of it, which another query has now."""
     held, columns = snapshot((DEDUP, FIVE)), {"hourly": "flights.py:12"}
