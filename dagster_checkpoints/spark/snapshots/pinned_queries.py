@@ -25,6 +25,7 @@ from dagster_checkpoints.spark.files.server_copies import is_large_enough
 from dagster_checkpoints.spark.files.work_path import WorkPath
 from dagster_checkpoints.spark.snapshots.query_files import (
     check_read_files,
+    check_state_partitions,
     is_immutable,
     is_left_out,
     is_of_later_batch,
@@ -203,9 +204,14 @@ class ReferencedQuery:
             with sources[archive].local() as copied:
                 return names_in_zip(copied)
 
+        def read(path: str) -> bytes:
+            with sources[path].local() as copied:
+                return copied.read_bytes()
+
         logs = log_files(self.batch_id)
         offsets = (self.folder / f"offsets/{self.batch_id}").read_text(encoding="utf-8")
         check_read_files(self.found, offsets, str(self.checkpoint))
+        check_state_partitions(self.found, offsets, read, str(self.checkpoint))
         needed = needed_files([*logs, *sources], self.batch_id, names, str(self.checkpoint))
         return {path: sources[path] if path in sources else LocalSource(self.folder / path) for path in needed}
 

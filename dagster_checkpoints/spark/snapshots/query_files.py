@@ -13,9 +13,13 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from dagster_checkpoints.spark.errors import SnapshotError
+from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS
 
 _VERSION_FILE = re.compile(r"^(\d+)\.(zip|changelog|snapshot|delta)$")
 _SOURCE_FILE = re.compile(r"^sources/(\d+)/(\d+)(\.compact)?$")
+_STORE = re.compile(r"^state/(\d+)/(\d+)(?:/([^/]+))?/[^/]+$")
+_NO_KEY = (b'{"type":"struct","fields":[]}', b'{"type":"struct","fields":[{"name":"key","type":"void",')
+"""In the schema of state: that of an aggregation over all rows, and of a limit."""
 _WHOLE = frozenset({"zip", "snapshot"})
 IMMUTABLE = frozenset({"SSTs", "logs"})
 """The folders of files that a version's .zip names."""
@@ -120,6 +124,44 @@ def check_read_files(paths: Collection[str], offsets: str, where: str) -> None:
                 f"that {missing[:5]} are missing: another program has deleted them. Spark could not go on from here. Exclude the "
                 "work directory from cleaning (tmpreaper, systemd-tmpfiles). The checkpoint is declined."
             )
+
+
+def check_state_partitions(paths: Collection[str], offsets: str, read: Callable[[str], bytes], where: str) -> None:
+    """Check that each stateful operator has a version of each of its state stores: without one of them Spark cannot go on.
+
+    Source: Spark's `StateStoreId`: `state/<operator>/<partition>/<store>`. An operator without a key has one partition, whatever
+    the number of the query; it is known by its schema (`StateSchemaCompatibilityChecker`).
+
+    Args:
+        paths: As for :func:`needed_files`.
+        offsets: The entry of the offset log of the batch.
+        read: Returns the bytes of a file of `paths`.
+        where: As for :func:`needed_files`.
+
+    Raises:
+        SnapshotError: A state store has no version; the text names it.
+    """
+    stores: dict[str, set[tuple[int, str]]] = defaultdict(set)
+    for path in paths:
+        if (store := _STORE.match(path)) and _VERSION_FILE.match(path.rpartition("/")[2]):
+            stores[store[1]].add((int(store[2]), store[3] or ""))
+    for operator, found in stores.items():
+        number = int(json.loads(offsets.splitlines()[1])["conf"][STATE_PARTITIONS])
+        partitions, names = {partition for partition, _ in found}, {name for _, name in found}
+        if partitions == {0} and number > 1 and _has_no_key(f"state/{operator}/0/_metadata/schema", paths, read):
+            number = 1
+        missing = sorted({(partition, name) for partition in range(number) for name in names} - found)
+        if missing:
+            folders = ["/".join(("state", operator, str(partition), name)).rstrip("/") for partition, name in missing]
+            raise SnapshotError(
+                f"{where}: expected a version of each state store of {number} partitions, found none in {folders[:3]}: another "
+                "program has deleted the files. Spark could not go on from here. Exclude the work directory from cleaning "
+                "(tmpreaper, systemd-tmpfiles). The checkpoint is declined."
+            )
+
+
+def _has_no_key(schema: str, paths: Collection[str], read: Callable[[str], bytes]) -> bool:
+    return schema not in paths or any(key in read(schema) for key in _NO_KEY)
 
 
 def _base(store: str, versions: Mapping[str, set[int]], version: int) -> int:

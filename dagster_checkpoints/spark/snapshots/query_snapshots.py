@@ -18,6 +18,7 @@ from dagster_checkpoints.spark.files.work_path import WorkPath, url
 from dagster_checkpoints.spark.snapshots.query_files import (
     IMMUTABLE,
     check_read_files,
+    check_state_partitions,
     is_immutable,
     is_left_out,
     is_of_later_batch,
@@ -63,7 +64,9 @@ def prune(pinned: Path, batch_id: int) -> list[Path]:
         SnapshotError: A file that is needed is missing; the text names it.
     """
     paths = [file.relative_to(pinned).as_posix() for file in _files(pinned)]
-    check_read_files(paths, (pinned / f"offsets/{batch_id}").read_text(encoding="utf-8"), str(pinned))
+    offsets = (pinned / f"offsets/{batch_id}").read_text(encoding="utf-8")
+    check_read_files(paths, offsets, str(pinned))
+    check_state_partitions(paths, offsets, lambda path: (pinned / path).read_bytes(), str(pinned))
     needed = needed_files(paths, batch_id, lambda archive: names_in_zip(pinned / archive), str(pinned))
     return [Path(path) for path in needed]
 

@@ -37,10 +37,11 @@ class Query:
         file.write_text(text)
         return file
 
-    def batches(self, *numbers: int) -> None:
+    def batches(self, *numbers: int, partitions: int = 1) -> None:
+        offsets = json.dumps({"conf": {"spark.sql.shuffle.partitions": str(partitions)}})
         for number in numbers:
-            for log in ("offsets", "commits"):
-                self.write(f"{log}/{number}", f"{log} {number}")
+            for log, text in (("offsets", f"v1\n{offsets}"), ("commits", f"commits {number}")):
+                self.write(f"{log}/{number}", text)
                 self.write(f"{log}/.{number}.crc", "sum")
 
     def changelog(self, *versions: int) -> None:
@@ -201,6 +202,47 @@ def test_a_copy_is_not_taken_for_a_deleted_one_that_had_its_inode(
         shutil.rmtree(pinned)
 
 
+KEYED = 'v2{"type":"struct","fields":[{"name":"id","type":"long"}]}'
+SCHEMAS = {
+    "keyed": KEYED,
+    "all rows": 'v2{"type":"struct","fields":[]}',
+    "limit": 'v2{"type":"struct","fields":[{"name":"key","type":"void","nullable":true}]}',
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "stores", "missing"),
+    [
+        ("keyed", "0 1 2", None),
+        ("keyed", "0 2", ["state/0/1"]),
+        ("keyed", "1 2", ["state/0/0"]),
+        ("keyed", "0", ["state/0/1", "state/0/2"]),  # the last ones
+        ("keyed", "0/left 0/right 1/left 1/right 2/left 2/right", None),
+        ("keyed", "0/left 0/right 1/left 2/left 2/right", ["state/0/1/right"]),
+        ("all rows", "0", None),  # an operator without a key has one partition
+        ("limit", "0", None),
+        ("all rows", "0 2", ["state/0/1"]),
+    ],
+)
+def test_a_state_store_without_a_version_is_refused(tmp_path: Path, schema: str, stores: str, missing: list[str] | None) -> None:
+    """Its files were deleted after the batch: Spark would not go on from the checkpoint."""
+    query = Query(tmp_path / "checkpoint")
+    query.batches(0, partitions=3)
+    query.write("state/0/0/_metadata/schema", SCHEMAS[schema])
+    for store in stores.split():
+        query.write(f"state/0/{store}/1.changelog", "changes")
+    if missing is None:
+        assert {f"state/0/{store}/1.changelog" for store in stores.split()} <= set(take(query, 0, tmp_path / "pinned"))
+        return
+    with pytest.raises(SnapshotError, match=rf"of 3 partitions, found none in {re.escape(str(missing))}: "):
+        take(query, 0, tmp_path / "pinned")
+    found: Any = {file.relative_to(query.path).as_posix(): None for file in query.path.rglob("*") if file.is_file()}
+    if "0" not in stores.split():  # the schema is not looked at
+        place: Any = "hdfs://n/q"
+        with pytest.raises(SnapshotError, match=r"^hdfs://n/q: expected a version of each state store"):
+            ReferencedQuery(place, 0, query.path, found).files()
+
+
 def test_later_batches_do_not_change_a_pinned_snapshot(query: Query, tmp_path: Path) -> None:
     query.whole(4, ["a.sst"])
     files = take(query, 4, tmp_path / "snapshot")
@@ -209,7 +251,7 @@ def test_later_batches_do_not_change_a_pinned_snapshot(query: Query, tmp_path: P
             file.unlink()
     assert "state/0/0/SSTs/a.sst" in files
     assert (tmp_path / "snapshot/state/0/0/SSTs/a.sst").read_text() == "a.sst"
-    assert (tmp_path / "snapshot/offsets/4").read_text() == "offsets 4"
+    assert (tmp_path / "snapshot/commits/4").read_text() == "commits 4"
 
 
 def test_an_operator_with_another_number_is_described_under_it(tmp_path: Path) -> None:
