@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_checkpoints.cli.exits import NothingThere
 from dagster_checkpoints.cli.locate import from_pointer
 from dagster_checkpoints.cli.output import (
     NOTHING,
@@ -22,7 +21,7 @@ from dagster_checkpoints.cli.output import (
     write_json,
 )
 from dagster_checkpoints.cli.status_view import next_start, sign_in_words
-from dagster_checkpoints.cli.storage_options import StorageOptions, pipelines, storage_options
+from dagster_checkpoints.cli.storage_options import StorageOptions, no_pipeline, pipelines, storage_options
 from dagster_checkpoints.control.last_sign import last_sign
 from dagster_checkpoints.errors import StorageError, StorageUnavailable
 from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end, describe_owner
@@ -83,7 +82,7 @@ def list_command(options: StorageOptions, detailed: bool) -> None:
     if options.as_json:
         write_json({"storage": store.url, "pipelines": documents})
     elif not names:
-        raise NothingThere(f"expected the state of a pipeline in {store.url}, found none. Is it the right --storage?")
+        raise no_pipeline(store)
     else:
         write(*parts)
 

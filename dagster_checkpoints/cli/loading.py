@@ -159,7 +159,9 @@ class LoadedCode:
 
     def overview(self) -> str:
         """The pipelines to choose from, for errors."""
-        return f"Its pipelines: {', '.join(self.pipelines) or 'none'}; name one with -a or --pipeline"
+        if not self.pipelines:
+            return "It has no pipeline: neither a Pipeline among its variables, nor Definitions with assets of @pipeline_assets"
+        return f"Its pipelines: {', '.join(self.pipelines)}; name one with -a or --pipeline"
 
 
 def load_code(module: str | None, file: str | None) -> LoadedCode:

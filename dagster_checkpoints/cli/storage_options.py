@@ -21,7 +21,7 @@ from dagster_checkpoints.execution.pipeline_state import PipelineState
 from dagster_checkpoints.files.opening import open_store
 from dagster_checkpoints.files.store import ObjectStore
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
-from dagster_checkpoints.storage.layout import Layout
+from dagster_checkpoints.storage.layout import PIPELINE_STATE, Layout
 from dagster_checkpoints.storage.root import storage_root
 
 
@@ -120,6 +120,14 @@ def _has_checkpoints(store: ObjectStore, layout: Layout) -> bool:
     return any(checkpoints) or any(store.folders(layout.savepoints))
 
 
+def no_pipeline(store: ObjectStore) -> NothingThere:
+    """The error that a storage holds no pipeline."""
+    found = "none. Is it the right --storage?"
+    if store.head(PIPELINE_STATE) is not None:
+        found = "the directory of one pipeline. Its --storage is the directory above"
+    return NothingThere(f"expected the state of a pipeline in {store.url}, found {found}")
+
+
 def asked_by() -> str:
     """The requester, as people read it: user and host."""
     user = "unknown user"
@@ -154,7 +162,7 @@ def _only_one(store: ObjectStore) -> str:
     if len(names) == 1:
         return names[0]
     if not names:
-        raise NothingThere(f"expected the state of a pipeline in {store.url}, found none. Is it the right --storage?")
+        raise no_pipeline(store)
     raise UsageProblem(f"{store.url} has several pipelines: {', '.join(names)}. Name one with --pipeline")
 
 

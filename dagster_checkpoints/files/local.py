@@ -140,7 +140,11 @@ class LocalStore:
         with self._errors("list", prefix):
             try:
                 entries = list(os.scandir(start))
-            except (FileNotFoundError, NotADirectoryError):
+            except FileNotFoundError:
+                return iter(())
+            except NotADirectoryError:
+                if start == self.root:  # the user has named a file: to find nothing in it would not say so
+                    raise
                 return iter(())
             return iter(sorted(e.name for e in entries if e.is_dir() and not e.name.startswith(RESERVED_PREFIX)))
 

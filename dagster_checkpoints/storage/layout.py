@@ -32,6 +32,7 @@ from dagster_checkpoints.execution.shared_files import SharedName as SharedName
 METADATA = "_metadata"
 INCOMPLETE = "_incomplete"
 STATE = "state/"
+PIPELINE_STATE = "state.json"
 SAVEPOINTS = "savepoints"
 REPORT = "report.html"
 _PIPELINE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
@@ -131,7 +132,7 @@ class Layout:
 
     @property
     def state(self) -> str:
-        return f"{self.pipeline}/state.json"
+        return f"{self.pipeline}/{PIPELINE_STATE}"
 
     @property
     def checkpoints(self) -> str:

@@ -214,6 +214,15 @@ def test_an_empty_storage_is_reported(local: Any) -> None:
     assert local.json("show", code=6)["error"] == "NothingThere"
 
 
+def test_a_file_and_the_directory_of_one_pipeline_are_named_as_what_they_are(local: Any, tmp_path: Path) -> None:
+    local.run()
+    (tmp_path / "a file").touch()
+    for command in ("list", "show"):
+        assert "Not a directory" in local.cli(command, "--storage", str(tmp_path / "a file"), code=5).stderr
+        below = local.cli(command, "--storage", f"{local.url}/flights", code=6).stderr
+        assert "found the directory of one pipeline. Its --storage is the directory above" in below
+
+
 def test_storage_out_of_reach(on_s3: Any, s3_server: Any) -> None:
     on_s3.run()
     with s3_server.outage():
@@ -674,6 +683,9 @@ def test_code_without_the_pipeline_says_what_it_has(local: Any, code: str, tmp_p
     assert "found nothing of that name. Its pipelines: flights" in local.cli("graph", "-f", code, "-a", "ships", code=2).stderr
     assert "found a FunctionStage" in local.cli("graph", "-f", code, "-a", "live", code=2).stderr
     assert "'ships' in" in local.cli("graph", "-f", code, "--pipeline", "ships", code=2).stderr
+    empty = tmp_path / "empty.py"
+    empty.write_text("x = 1\n")
+    assert "neither a Pipeline among its variables" in local.cli("graph", "-f", str(empty), code=2).stderr
     broken = tmp_path / "broken.py"
     broken.write_text("x = 1\nraise RuntimeError('of the user')\n")
     error = local.cli("graph", "-f", str(broken), code=2).stderr
