@@ -46,7 +46,8 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
         state: name of its task's ``TaskState``.
         end_of_data: whether the instance emits no more records.
         caught_up: of a source: whether it has read all input that was available when it last checked, which it has done since
-            the run or its restart began; None if the source cannot know, or the stage is no source.
+            the run or its restart began; None if the source cannot know, or the stage is no source. True as well if the instance
+            has ended, also by a drain that left what it had not read.
         watermark_ms: its output watermark, milliseconds since 1970; None before the first.
         rows_behind: of a Kafka source: the number of messages that were not read yet when its last micro-batch was planned;
             None if it is not known.

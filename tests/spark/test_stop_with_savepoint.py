@@ -7,10 +7,12 @@ savepoint commits the rows of a stage that has finished its data and waits for i
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, bounded_source, stage, unbounded_source
@@ -325,3 +327,28 @@ def test_a_stage_that_waits_for_its_final_checkpoint_is_committed_by_the_savepoi
     lab.check(past_rows, "past")
     lab.check(live_rows, "now")
     assert asked_for == ["history", "live", "live"]
+
+
+def test_a_drain_names_the_unbounded_sources_that_it_ends_before_they_have_caught_up(
+    lab: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    @unbounded_source(instances=["a", "b"], sink=lab.sink("rows"))
+    def live(context):
+        return lab.stream(context.instance, CLICKS)
+
+    for number in range(100):
+        lab.put("a", CLICKS, [("a", lab.at(number), number)])
+    lab.put("b", CLICKS, [("b", lab.at(0), 0)])
+    job = lab.start(Pipeline("early", [live]), interval=None, status_seconds=0.1)
+    job.wait_for(JobStarted)
+
+    def b_has_caught_up() -> bool:
+        status = lab.control("early").status()
+        return status is not None and bool(status.stages) and bool(status.stages[0].instances[1].caught_up)
+
+    job.wait_until(b_has_caught_up)
+    with caplog.at_level(logging.WARNING, "dagster_checkpoints"):
+        job.done("stop", drain=True)
+    assert job.finished().ended_by == "drain"
+    assert lab.count("rows") < 101, "the drain came too late to leave anything"
+    assert "The drain ends unbounded sources that have not caught up: live[a]. What they" in caplog.text

@@ -26,6 +26,7 @@ from dagster_checkpoints.coordination.events import (
     Tick,
     WriteMetadata,
 )
+from dagster_checkpoints.coordination.lifecycle import DrainAnnounced
 from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
@@ -244,6 +245,8 @@ class JobDriver:
         """Perform an action; returns its result, if it has one."""
         match action:
             case do.SendToTasks(tasks, message):
+                if isinstance(message, DrainAnnounced):
+                    self._note_unread()
                 self._attempt_driver.send(tasks, message)
             case do.DiscoverSplits():
                 self._attempt_driver.discover(action)
@@ -275,6 +278,16 @@ class JobDriver:
             case _:
                 return self._perform_to_result(action)
         return None
+
+    def _note_unread(self) -> None:
+        """Log what a drain on request may leave unread; the condition of `drain_when` knows what it waits for."""
+        deployment = self._attempt_driver.deployment
+        if behind := list(self.source_watch.behind(deployment)) if deployment is not None else ():
+            self._runtime.log.warning(
+                "The drain ends unbounded sources that have not caught up: %s. What they have not read is in no table, and a "
+                "drained pipeline is not resumed.",
+                ", ".join(behind),
+            )
 
     def _perform_to_result(self, action: ActionWithResult) -> JobMachineEvent | None:
         """Perform an action that waits for storage or Spark."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from dagster_checkpoints.execution.job_requests import SourceInstance
 from dagster_checkpoints.execution.source_answers import Silence, SourceAnswers
-from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId
+from dagster_checkpoints.pipeline import Chain, Pipeline, StageKind, TaskId
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.events import SourceAnswered, SourceEvent, SourceSilent
 
@@ -61,6 +62,22 @@ class SourceWatch:
     def forget(self) -> None:
         """No task runs: none of their sources is silent."""
         self._watched.clear()
+
+    def behind(self, deployment: Deployment) -> Iterator[str]:
+        """The instances of unbounded sources that may have more to read.
+
+        Args:
+            deployment: The tasks of the current attempt.
+        """
+        splits = deployment.split_counts()
+        for chain in deployment.chains:
+            for stage in map(self._pipeline.stage, self.sources(chain)):
+                for index, instance in enumerate(chain.instances if stage.kind is StageKind.UNBOUNDED_SOURCE else ()):
+                    task = deployment.tasks.get(TaskId(chain.name, index))
+                    if task is None or stage.name in task.machine.ended_sources:
+                        continue
+                    if not (splits[stage.name].read_all if stage.name in splits else task.caught_up(stage.name)):
+                        yield str(SourceInstance(stage.name, instance, task.id))
 
     def sources(self, chain: Chain) -> tuple[str, ...]:
         """The sources of a chain."""
