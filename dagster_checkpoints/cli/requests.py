@@ -405,8 +405,10 @@ def _outcome(request: ControlRequest, answer: Answer) -> str:
             return f"Drained with savepoint{number}; the next run is a new start{_cut(answer)}"
         case "stop":
             return f"Suspended with savepoint{number}; the next run resumes from it"
-        case _:
+        case _ if answer.details.get("ended"):
             return f"Source {_source(request)} has received the request to end"
+        case _:
+            return f"Source {_source(request)} had ended before: there was nothing to do"
 
 
 def _cut(answer: Answer) -> str:

@@ -226,7 +226,8 @@ class PipelineControl:
 
         Args:
             stage: name of the source.
-            instance: name of the instance that ends; all instances by default.
+            instance: name of the instance that ends; all instances by default. The answer's details name under "ended" those
+                that end by this request; without that, they had ended before.
             request_id, deadline: see :meth:`checkpoint`.
         """
         return self._send("end_source", request_id, deadline, stage=stage, instance=instance)

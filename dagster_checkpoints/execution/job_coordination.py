@@ -333,6 +333,10 @@ class JobCoordination:
         bounded = (s for s in running if s.bounded and (s.stage, s.instance) not in self.ended_sources)
         return self._ends.unread(bounded, self.finished)
 
+    def _at_end(self) -> Set[SourceInstance]:
+        """The instances of sources whose data has ended."""
+        return set(self._sources).difference(self._ends.unread(self._sources, self.finished))
+
     def _unfinished(self, tasks: Iterable[TaskId]) -> tuple[TaskId, ...]:
         return tuple(task for task in tasks if task not in self.finished)
 
@@ -436,7 +440,8 @@ class JobCoordination:
             if ready is None and self.requests.is_waiting(request_id):
                 ready = all_run and self.coordinator is not None and isinstance(self.coordinator.plan(), CheckpointPlan)
             can_do = ready and self.end is None  # the request before may have ended the attempt
-            self.perform(self.requests.advance(request_id, self._now, self._sources if can_do else None, self._unread()))
+            sources = self._sources if can_do else None
+            self.perform(self.requests.advance(request_id, self._now, sources, self._unread(), self._at_end()))
         if all_run and self.requests.drain_waits and not self.restarting:
             self.perform(self.requests.advance_drain(self._unread()))
 

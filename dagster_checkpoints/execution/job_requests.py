@@ -10,7 +10,7 @@ Source: PROTOCOL sections 3 and 6; FLIP-34.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -148,7 +148,7 @@ class AnswerRequest(msgspec.Struct, frozen=True):
         checkpoint_id: id of the savepoint or checkpoint; None without one.
         location: location of the savepoint or checkpoint; also for a failure after the savepoint has completed.
         checkpoint: the checkpoint or savepoint that was taken for the request, if the job continues.
-        ended: the instances of sources that were asked to end.
+        ended: the instances of sources that were asked to end, and had not ended before.
         cut: the instances of bounded sources that a drain has ended before they were read to their end.
     """
 
@@ -259,7 +259,12 @@ class JobRequests:
         return next((WaitingDrain(entry.request.request_id, entry.unread) for entry in found), None)
 
     def advance(
-        self, request_id: str, now: float, sources: Sequence[SourceInstance] | None, unread: Sequence[SourceInstance] = ()
+        self,
+        request_id: str,
+        now: float,
+        sources: Sequence[SourceInstance] | None,
+        unread: Sequence[SourceInstance] = (),
+        at_end: Collection[SourceInstance] = (),
     ) -> list[RequestAction]:
         """Hand a request over if that is possible now, or withdraw it if it is overdue.
 
@@ -268,6 +273,7 @@ class JobRequests:
             now: seconds.
             sources: all instances of all sources, if every task runs; None while requests have to wait.
             unread: the instances of bounded sources that have not been read to their end.
+            at_end: the instances of sources whose data has ended.
         """
         entry = self._open.get(request_id)
         if entry is None or entry.withdrawn:
@@ -283,7 +289,7 @@ class JobRequests:
             if entry.unread and entry.request.bounded == "finish":
                 return []
         entry.handed_over = True
-        return self._hand_over(entry.request, sources)
+        return self._hand_over(entry.request, sources, at_end)
 
     def _withdraw(self, overdue: _OpenRequest) -> list[RequestAction]:
         request_id = overdue.request.request_id
@@ -295,7 +301,9 @@ class JobRequests:
         overdue.withdrawn = True
         return [ToCoordinator(RequestWithdrawn(request_id, message))]
 
-    def _hand_over(self, request: Request, sources: Sequence[SourceInstance]) -> list[RequestAction]:
+    def _hand_over(
+        self, request: Request, sources: Sequence[SourceInstance], at_end: Collection[SourceInstance]
+    ) -> list[RequestAction]:
         request_id = request.request_id
         match request.kind:
             case "checkpoint":
@@ -306,9 +314,11 @@ class JobRequests:
                 properties = CheckpointProperties.for_savepoint(stops_job=True, request_id=request_id)
                 return [ToCoordinator(StopRequested(request_id, request.drain, properties))]
             case "end_source":
-                return self._end_source(request, sources)
+                return self._end_source(request, sources, at_end)
 
-    def _end_source(self, request: Request, sources: Sequence[SourceInstance]) -> list[RequestAction]:
+    def _end_source(
+        self, request: Request, sources: Sequence[SourceInstance], at_end: Collection[SourceInstance]
+    ) -> list[RequestAction]:
         chosen = [s for s in sources if s.stage == request.stage and request.instance in (None, s.instance)]
         if not chosen:
             wanted = request.stage if request.instance is None else f"{request.stage}[{request.instance}]"
@@ -319,7 +329,7 @@ class JobRequests:
             message = f"a stop with savepoint is under way (request {self._stop.request_id})"
             return self._fail(request.request_id, FailureReason.CHECKPOINT_COORDINATOR_SUSPEND, message)
         end = EndSources(request.stage, request.instance)
-        return [end, *self._answer(request.request_id, ended=tuple(map(str, chosen)))]
+        return [end, *self._answer(request.request_id, ended=tuple(str(s) for s in chosen if s not in at_end))]
 
     # A drain without a savepoint
 

@@ -30,7 +30,12 @@ def _savepoint_made(request: ControlRequest) -> Answer:
         checkpoint_id=43,
         location="savepoints/savepoint-43-x",
         url="file:///s/savepoint-43-x",
-        details={"roots": [], "finished_stages": ["history"], "duration": 61.234567890123456},
+        details={
+            "roots": [],
+            "finished_stages": ["history"],
+            "duration": 61.234567890123456,
+            **({"ended": ["live[0]"]} if request.kind == "end_source" else {}),
+        },
     )
 
 
@@ -78,6 +83,12 @@ def test_every_command_reports_its_result(
     seen = local.answering(_savepoint_made)
     assert part.lower() in local.cli(*command).output.lower()
     assert {name: getattr(seen[0], name) for name in asked} == asked
+
+
+def test_the_end_of_a_source_that_had_ended_before_changes_nothing(local: Any) -> None:
+    local.run()
+    local.answering(done)
+    assert "Source live had ended before: there was nothing to do" in local.cli("end-source", "live").output
 
 
 def test_a_drain_names_the_bounded_sources_that_it_has_cut(local: Any) -> None:

@@ -93,6 +93,15 @@ def test_a_source_that_was_asked_to_end_is_not_cut_by_the_drain() -> None:
     assert pick(job.ask("stop", drain=True), do.SourcesCut) == []
 
 
+def test_the_end_of_a_source_that_has_ended_already_names_no_instance() -> None:
+    job = running()
+    job.report(SourceEnded(A))
+    [answer] = pick(job.ask("end_source", stage="history"), AnswerRequest)
+    assert answer.done and answer.ended == ()
+    [answer] = pick(job.ask("end_source", stage="live"), AnswerRequest)
+    assert answer.done and answer.ended != ()
+
+
 def test_a_source_that_restarts_is_waited_for_again() -> None:
     job = running()
     job.report(SourceEnded(A))
