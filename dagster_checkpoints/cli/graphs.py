@@ -21,6 +21,9 @@ from dagster_checkpoints.state.errors import StateError
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 from dagster_checkpoints.storage.root import NoStorageError
 
+_FORMS = {"": "text", ".txt": "text", ".mmd": "mermaid", ".mermaid": "mermaid"}
+"""The format of a drawing by the ending of its file's name."""
+
 
 @click.command(epilog=LOCATION_HELP)
 @click.argument("location", required=False)
@@ -30,7 +33,7 @@ from dagster_checkpoints.storage.root import NoStorageError
     "--format",
     "form",
     type=click.Choice(["text", "mermaid"]),
-    help="Default: the format of the output file's name (.mmd), else text.",
+    help="Default: the format of the output file's name (.mmd, .txt), else text.",
 )
 @click.option("--output", "-o", metavar="FILE", help="Write the drawing to this file.")
 @storage_options
@@ -49,6 +52,7 @@ def graph(
     Draws LOCATION; by default the running pipeline, else 'latest'. With -m or -f the code adds what storage does not contain:
     kinds of stages, sinks, and all edges; without it the edges are those that the newest checkpoint recorded.
     """
+    form = form or _form(output)
     pipeline = load_pipeline(module, file, attribute, options.pipeline)
     if pipeline is None and only_code:
         raise UsageProblem("--code needs the code: name it with -m or -f")
@@ -62,7 +66,7 @@ def graph(
         raise NothingThere(
             "expected a pipeline that runs or has a checkpoint, found neither. Name its code with -m or -f, or a LOCATION"
         )
-    _write(options, drawn, form or _form(output), output)
+    _write(options, drawn, form, output)
 
 
 def _stored_graph(options: StorageOptions, location: str | None, pipeline: Pipeline | None) -> PipelineGraph | None:
@@ -105,8 +109,11 @@ def _recorded(storage: CheckpointStorage, pipeline: Pipeline | None, status: Pip
 
 
 def _form(output: str | None) -> str:
-    endings = {".mmd": "mermaid", ".mermaid": "mermaid"}
-    return endings.get(Path(output).suffix.lower(), "text") if output else "text"
+    ending = Path(output).suffix.lower() if output else ""
+    form = _FORMS.get(ending)
+    if form is None:
+        raise UsageProblem(f"expected a file that ends in .mmd (Mermaid) or .txt (text), or --format, found {output}")
+    return form
 
 
 def _write(options: StorageOptions, drawn: PipelineGraph, form: str, output: str | None) -> None:

@@ -37,7 +37,7 @@ def replay_command(context: click.Context, file: Path, everything: bool, as_json
     context.find_root().meta[JSON] = as_json
     try:
         if not file.is_file():
-            raise NothingThere(f"expected a trace at {file}, found no such file")
+            raise NothingThere(f"expected a trace at {file}, found {'a directory' if file.is_dir() else 'no such file'}")
         with file.open(encoding="utf-8", errors="replace") as lines:
             header = about(lines.readline())
         with file.open(encoding="utf-8", errors="replace") as lines:

@@ -663,6 +663,9 @@ def test_graph_as_mermaid(local: Any, code: str, tmp_path: Path) -> None:
     assert local.json("graph", "-o", str(tmp_path / "both.mmd"))["name"] == "flights"
     assert (tmp_path / "both.mmd").read_text() == (tmp_path / "graph.mmd").read_text()
     assert "cannot be written" in local.cli("graph", "-o", str(tmp_path / "no" / "graph.mmd"), code=2).stderr
+    picture = tmp_path / "graph.png"
+    assert "ends in .mmd (Mermaid) or .txt (text)" in local.cli("graph", "-o", str(picture), code=2).stderr
+    assert not picture.exists() and local.cli("graph", "-o", str(picture), "--format", "text").exit_code == 0
 
 
 @pytest.mark.parametrize(

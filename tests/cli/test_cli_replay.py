@@ -68,6 +68,7 @@ def test_a_trace_that_the_machines_do_not_repeat_fails_the_command(tmp_path: Pat
 
 def test_a_file_that_is_not_a_trace_is_refused(tmp_path: Path) -> None:
     assert replayed(tmp_path / "nothing").exit_code == 6
+    assert "found a directory" in replayed(tmp_path).stderr
     result = replayed(tmp_path / ("x" * 5000))
     assert result.exit_code == 6 and "expected a trace that can be read" in result.stderr and "too long" in result.stderr
     (tmp_path / "x").write_text("hello\n")
