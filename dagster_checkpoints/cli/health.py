@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dagster_checkpoints.cli.exits import Exit, NothingThere
+from dagster_checkpoints.cli.exits import Exit
 from dagster_checkpoints.cli.output import table, write, write_json
 from dagster_checkpoints.cli.seconds import Seconds
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
@@ -73,7 +73,7 @@ def health(options: StorageOptions, during: float, **given: float | None) -> Non
     """
     thresholds = HealthThresholds(**{name: value or None for name, value in given.items()})  # type: ignore[arg-type]
     with options.open() as storage:
-        problems, running, end = _look(storage, thresholds, during)
+        problems, running, end = _look(options, storage, thresholds, during)
     if options.as_json:
         write_json({"healthy": not _errors(problems), "running": running, "problems": problems})
     elif problems:
@@ -97,13 +97,13 @@ def _errors(problems: list[HealthProblem]) -> list[HealthProblem]:
     return [problem for problem in problems if problem.severity == "error"]
 
 
-def _look(storage: CheckpointStorage, thresholds: HealthThresholds, during: float) -> tuple[list[HealthProblem], bool, str]:
+def _look(
+    options: StorageOptions, storage: CheckpointStorage, thresholds: HealthThresholds, during: float
+) -> tuple[list[HealthProblem], bool, str]:
     """The problems at the last look, whether the pipeline runs, and the end of its latest job."""
     until, memory = monotonic() + during, HealthMemory()
     while True:
-        state = storage.read_state()
-        if state is None:
-            raise NothingThere(f"expected a pipeline in {storage.url}, found no state.json. Check --storage and --pipeline")
+        state = options.state(storage)
         problems, memory = health_of(state, read_status(storage), memory, thresholds, _now())
         left = until - monotonic()
         if left <= 0 or state.lease is None:

@@ -109,7 +109,7 @@ def test_a_lost_state_is_named_with_what_is_left_and_the_ways_on(world: Any) -> 
     world.end("FAILED", ended_by="", keep_checkpoints=True)
     world.store.delete(["flights/state.json"])
     expected = f"newest first: {savepoint}, {checkpoint}."
-    for command in (("show",), ("show", "latest"), ("verify", "latest"), ("watch",)):
+    for command in (("show",), ("show", "latest"), ("verify", "latest"), ("watch",), ("health",)):
         message = world.json(*command, code=6)["message"]
         assert expected in message and f"restore_from: '{savepoint}'" in message and "'none'" in message
     [pipeline] = world.json("list")["pipelines"]
