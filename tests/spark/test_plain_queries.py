@@ -135,6 +135,8 @@ def test_what_cannot_go_on_as_a_plain_query(lab: Any) -> None:
         export_checkpoint(savepoint, there.folder / "taken", stage="passed")
     with pytest.raises(ExportRefused, match="expected an empty directory"):
         export_checkpoint(savepoint, there.folder / "back", stage="passed", output=there.folder / "taken")
+    with pytest.raises(ExportRefused, match="expected a directory that can be written at"):
+        export_checkpoint(savepoint, there.folder / "taken/file/back", stage="passed")
     found = export_checkpoint(savepoint, there.folder / "back", stage="passed")
     assert found.stages == ("left", "passed") and not list(there.folder.glob(".*unfinished"))
 

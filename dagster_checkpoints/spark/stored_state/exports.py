@@ -71,7 +71,7 @@ def export_checkpoint(
 
     Raises:
         ExportRefused: It is a checkpoint; or the stage's query cannot go on by itself; names all reasons that were found.
-            Nothing was written.
+            Nothing was written. Or the directory cannot be written.
         UnknownStage: The savepoint has no such stage.
         StorageError: The files cannot be read.
     """
@@ -103,6 +103,8 @@ def export_checkpoint(
                 unfinished.rename(target)
             if rows is not None:
                 begin_file_sink(rows, batch_id)
+        except OSError as error:
+            raise ExportRefused(f"expected a directory that can be written at {target}, found: {error}") from error
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
         return CheckpointExport(
