@@ -104,7 +104,7 @@ class JobCoordination:
         splits: the enumerators of split sources.
         coordinator: None before the first attempt is deployed.
         finished: the tasks that have finished, in the present attempt or in what it was restored from.
-        ended_sources: (stage, instance) of the sources that were asked to end.
+        ended_sources: (stage, instance) of the sources that were asked to end, by name or, unbounded ones, by a drain.
         attempts: by vertex, the attempt whose tasks are deployed; without the vertices whose tasks were stopped.
         end: why tasks that are deployed end, as long as they are not stopped; None while none does.
         late_failure: a failure between two attempts, when no task is deployed; None without one.
@@ -312,9 +312,8 @@ class JobCoordination:
         if action.stage is None and (cut := self._unread()):
             self.actions.append(SourcesCut(tuple(map(str, cut))))
         if not action.stops_job:
-            # Bounded sources that are built again are read to their end: a drain that waits for them still does.
-            chosen = [s for s in chosen if action.stage or not s.bounded or s.task.vertex in self.attempts]
-            names = {(source.stage, source.instance) for source in chosen}
+            # Bounded sources end by themselves, also when they are built again: a drain that waits for them still does.
+            names = {(source.stage, source.instance) for source in chosen if action.stage or not source.bounded}
             self.ended_sources |= names
             self._asked_to_end |= names if action.stage is not None else set()
         self.splits.end(source.task for source in chosen)

@@ -16,7 +16,7 @@ from dagster_checkpoints.pipeline import ChannelGroup, ChannelId, EdgePattern, T
 from dagster_checkpoints.state.errors import InstancesChanged
 from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint, quoted
 from dagster_checkpoints.state.instance_matches import InstanceMatches
-from dagster_checkpoints.state.metadata import ChainMetadata, CheckpointMetadata, TaskSnapshot
+from dagster_checkpoints.state.metadata import ChainMetadata, ChannelSnapshot, CheckpointMetadata, EndOfData, TaskSnapshot
 from dagster_checkpoints.state.rescaled_instances import has_ended
 
 
@@ -97,7 +97,12 @@ class EndedReaders:
         if task is None or has_ended(task):
             return True
         streams = [c for c in task.channels if ChannelId.parse(c.channel).producer in self._streams.get(stage, ())]
-        return bool(streams) and all(channel.ended != "none" for channel in streams)
+        return bool(streams) and all(channel.ended != "none" or _only_end_in_flight(channel) for channel in streams)
+
+
+def _only_end_in_flight(channel: ChannelSnapshot) -> bool:
+    """Whether a barrier has overtaken the end of a channel, but not the end of event time in front of it."""
+    return bool(channel.in_flight) and all(isinstance(element, EndOfData) for element in channel.in_flight)
 
 
 def unended(chain: ChainMetadata) -> dict[int, TaskSnapshot]:

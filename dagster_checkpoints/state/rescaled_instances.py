@@ -88,7 +88,8 @@ def with_shared_splits(
     """The tasks of a split source whose instances have changed, by present instance.
 
     Its enumerator assigns all splits again that are not finished, in their order: an instance that went on with its own one would
-    advance event time past that of an instance that is gone. An instance whose data has ended stays so under its name.
+    advance event time past that of an instance that is gone. An instance whose data has ended stays so under its name. If
+    that of all has ended, the new ones have none either: their readers are at the end of event time.
 
     Args:
         chain: the source's chain.
@@ -108,12 +109,13 @@ def with_shared_splits(
             "gone: no instance would read the splits that are left. Give the source one of these again, or a new one."
         )
     shares = dict(zip(reading, dealt_out(name, old, len(reading)), strict=True)) if old else {}
-    watermark = least_watermark(task.watermark for task in old)
+    watermark = least_watermark(task.watermark for task in old or chain.tasks.values())
     tasks = {}
     for new, origin in enumerate(origins):
         ended = chain.tasks.get(origin) if origin is not None else None
         if new in reading:
-            task = TaskSnapshot({name: shares.get(new, StageInstanceSnapshot(rows_out=0))}, watermark=watermark)
+            stages = {name: shares.get(new, StageInstanceSnapshot(rows_out=0))}
+            task = TaskSnapshot(stages, end_of_data="none" if old else "drain", watermark=watermark)
         elif ended is not None:
             task = ended
         else:

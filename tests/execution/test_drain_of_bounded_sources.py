@@ -87,6 +87,21 @@ def test_sources_that_are_built_again_while_the_drain_waits_read_what_is_there_a
     assert job.machine.requests.waiting_drain == WaitingDrain("stop", ("history[0]",)), "it is read to its end all the same"
 
 
+def test_sources_that_restart_behind_the_drain_of_the_run_are_read_to_their_end_again() -> None:
+    """Found by the simulator: the drain that was asked for next ended them before that, although it should wait."""
+    job = running()
+    job.do(on.DrainRequested())
+    assert ((A, B), EndInput()) in sent(job.report(SourceEnded(A)))
+    job.report(TaskFailure(B, BROKEN))
+    job.do(on.TasksStopped())
+    job.do(Tick(), after=5.0)
+    assert job.confirm(epoch=0)[-1] == do.Deploy(2, None, frozenset({("live", "EWR")}))
+    job.deploy()
+    job.run_tasks()
+    assert sent(job.ask("stop", drain=True, bounded="finish")) == []
+    assert job.machine.requests.waiting_drain == WaitingDrain("stop", ("history[0]",))
+
+
 def test_a_source_that_was_asked_to_end_is_not_cut_by_the_drain() -> None:
     job = running()
     job.do(on.EndSourceRequested("history"))

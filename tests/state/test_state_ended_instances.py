@@ -18,6 +18,7 @@ from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelSnapshot,
     CheckpointMetadata,
+    EndOfData,
     OperatorState,
     QuerySnapshot,
     Segment,
@@ -53,7 +54,7 @@ def pipeline(feeds: str, counted: int, out: int = 1, *, pointwise: bool = False)
 @dataclass
 class Case:
     """A checkpoint by the state of each instance: `f` has finished, `w` waits for its final checkpoint, `r` runs, `e` runs and
-    has reached the end of all its inputs."""
+    has reached the end of all its inputs, `o` runs, and a barrier has overtaken these ends, behind the end of event time."""
 
     live: str
     counted: str
@@ -93,7 +94,7 @@ class Case:
         item = f"{name}{index}".encode()
         states = tuple(OperatorState(kind[0], kind, (item,)) for kind in ("list", "broadcast"))  # type: ignore[arg-type]
         plan = ("count by k",) if name == "counted_" and not self.pointwise else ()
-        runs = state in "re"
+        runs = state in "reo"
         return TaskSnapshot(
             {name: StageInstanceSnapshot(states, (f"t {name}{index}",), 10, state_plan=plan if runs else None)},
             QuerySnapshot(7 + index) if runs else None,
@@ -116,8 +117,10 @@ class Case:
                 f"{source}[{q}]->{name}[{index}]",
                 5,
                 300 + index,
-                ended="drain" if state in "we" or (senders[q] in "fw" and not self._rows(name, q, index)) else "none",
-                in_flight=self._rows(name, q, index),
+                ended="drain"
+                if state in "we" or (senders[q] in "fw" and state != "o" and not self._rows(name, q, index))
+                else "none",
+                in_flight=(EndOfData(drain=True),) if state == "o" else self._rows(name, q, index),
             )
             for q in read
         ]
@@ -201,6 +204,11 @@ def test_a_reader_sees_open_channels_again_behind_the_least_watermark_of_those_t
         (Case("w", "ww"), pipeline("ax", 3), r"Instance 1 of 'live' would send its rows to counted_\[0\], which has finished"),
         (
             Case("w", "ee"),
+            pipeline("ax", 2),
+            r"would send its rows to counted_\[0\], which has finished in .* or has reached the end",
+        ),
+        (
+            Case("w", "oo"),
             pipeline("ax", 2),
             r"would send its rows to counted_\[0\], which has finished in .* or has reached the end",
         ),

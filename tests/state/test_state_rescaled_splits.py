@@ -129,6 +129,15 @@ def test_an_instance_behind_its_end_of_data_waits_on_under_its_name() -> None:
     assert not any(task.splits for task in plan.tasks.values())
 
 
+@pytest.mark.parametrize("instances", ["abx", "x"])
+def test_if_the_data_of_all_have_ended_a_new_instance_has_none(instances: str) -> None:
+    """Found by the simulator: an unbounded source was asked to end before it had read all, and its reader had seen its end."""
+    ended = TaskSnapshot({"days": StageInstanceSnapshot()}, end_of_data="drain", watermark=900)
+    plan = validate_restore(pipeline(instances), checkpoint(pipeline("ab"), (), {0: ended, 1: ended}))
+    assert plan.after_finish == {TaskId("days", i) for i in range(len(instances))}
+    assert {plan.tasks[task].watermark for task in plan.after_finish} == {900}
+
+
 def test_an_instance_must_be_left_that_reads() -> None:
     with pytest.raises(InstancesChanged, match=r"'days' has now \('c'\) have ended in checkpoint 3 .* no instance would read"):
         validate_restore(pipeline("c"), checkpoint(pipeline("abc")))
