@@ -28,8 +28,8 @@ RESCALING_FAULTS = (
     Fault(
         "each instance of a rescaled split source reads on with its own split",
         rescaled_instances.with_shared_splits,
-        "TaskSnapshot({name: shares.get(new, StageInstanceSnapshot(rows_out=0))}, watermark=watermark)",
-        "TaskSnapshot({name: shares.get(new, StageInstanceSnapshot(rows_out=0))}, splits=old[0].splits, watermark=watermark)",
+        "watermark=watermark)",
+        "splits=old[0].splits if old else (), watermark=watermark)",
         "splits",
     ),
     Fault("a rescaled instance begins with the latest event time", least_watermark, "min(", "max(", "rescaling"),
