@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dagster_checkpoints.cli.exits import Exit
 from dagster_checkpoints.cli.locate import from_pointer
 from dagster_checkpoints.cli.output import (
     NOTHING,
@@ -23,7 +24,7 @@ from dagster_checkpoints.cli.output import (
 from dagster_checkpoints.cli.status_view import next_start, sign_in_words
 from dagster_checkpoints.cli.storage_options import StorageOptions, no_pipeline, pipelines, storage_options
 from dagster_checkpoints.control.last_sign import last_sign
-from dagster_checkpoints.errors import StorageError, StorageUnavailable
+from dagster_checkpoints.errors import CorruptPipelineState, StorageError, StorageUnavailable, UnknownPipelineStateVersion
 from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end, describe_owner
 from dagster_checkpoints.state.errors import StateError
 from dagster_checkpoints.state.metadata import CheckpointMetadata
@@ -65,18 +66,25 @@ def list_command(options: StorageOptions, detailed: bool) -> None:
     """Checkpoints and savepoints in storage, newest first; of all pipelines in it, unless --pipeline names one.
 
     Newest by time: the ids of a new start's job count from 1 again. The pipeline's next run begins from the one marked with * by
-    default. After a job that has ended by itself, or was drained, the next run is a new start.
+    default. After a job that has ended by itself, or was drained, the next run is a new start. Of a pipeline whose state cannot
+    be read the savepoints are listed, and the exit code is 1.
     """
     store = options.store()
     names = [options.pipeline] if options.pipeline is not None else pipelines(store)
-    documents, parts = [], []
+    documents, parts, damaged = [], [], False
     for name in names:
         with options.storage_of(store, name) as storage:
-            state = storage.read_state()
+            try:
+                state, unreadable = storage.read_state(), ""
+            except (CorruptPipelineState, UnknownPipelineStateVersion) as error:
+                if options.pipeline is not None:
+                    raise
+                state, unreadable = None, str(error)
+                damaged = True
             if state is None and options.pipeline is not None and not storage.list_savepoints():
                 options.state(storage)
             entries = _entries(storage, state, detailed)
-            problem = storage.describe_unlisted(state)
+            problem = unreadable or storage.describe_unlisted(state)
             documents.append(_as_json(storage, state, entries, problem))
             parts += _as_text(storage, state, entries, detailed, problem)
     if options.as_json:
@@ -85,6 +93,8 @@ def list_command(options: StorageOptions, detailed: bool) -> None:
         raise no_pipeline(store)
     else:
         write(*parts)
+    if damaged:
+        click.get_current_context().exit(int(Exit.FAILED))
 
 
 def _entries(storage: CheckpointStorage, state: PipelineState | None, detailed: bool) -> list[Entry]:

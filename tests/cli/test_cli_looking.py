@@ -208,6 +208,17 @@ def test_all_pipelines_of_a_storage_are_listed_and_one_must_be_named_elsewhere(l
     assert "Its pipelines: flights, trains" in missing["message"] and missing["exit_code"] == 6
 
 
+@pytest.mark.parametrize(("state", "text"), [(b"{", "expected the state of a pipeline"), (b'{"version": 99}', "newer release")])
+def test_a_pipeline_whose_state_cannot_be_read_does_not_hide_the_others(local: Any, state: bytes, text: str) -> None:
+    local.run()
+    local.store.put("trains/state.json", state)
+    flights, trains = local.json("list", code=1)["pipelines"]
+    assert flights["problem"] is None and text in trains["problem"] and trains["entries"] == []
+    lines = local.cli("list", code=1).output
+    assert "flights  file:" in lines and "trains  file:" in lines
+    assert text in local.json("list", "--pipeline", "trains", code=1)["message"]
+
+
 def test_an_empty_storage_is_reported(local: Any) -> None:
     assert "Is it the right --storage?" in local.cli("list", code=6).stderr
     assert local.json("list")["pipelines"] == []
