@@ -83,3 +83,16 @@ class Deployment:
 def _replaced(before: Mapping[str, Number], part: Mapping[str, Number], stages: Set[str]) -> dict[str, Number]:
     """The numbers before, except for these stages, which have those of the part."""
     return {s: n for s, n in before.items() if s not in stages} | {s: n for s, n in part.items() if s in stages}
+
+
+def has_caught_up(task: Task, stage: str, splits: SplitCounts | None) -> bool | None:
+    """Whether a task has read all input of a stage that was there when it last looked, or has ended; None if it cannot know.
+
+    Args:
+        task: The task.
+        stage: A stage of its chain.
+        splits: The progress of the stage, if it is a split source.
+    """
+    if stage in task.machine.ended_sources:
+        return True
+    return splits.read_all if splits is not None and task.machine.running else task.caught_up(stage)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dagster_checkpoints.execution.job_requests import SourceInstance
 from dagster_checkpoints.execution.source_answers import Silence, SourceAnswers
 from dagster_checkpoints.pipeline import Chain, Pipeline, StageKind, TaskId
-from dagster_checkpoints.spark.job.deployment import Deployment
+from dagster_checkpoints.spark.job.deployment import Deployment, has_caught_up
 from dagster_checkpoints.spark.job.events import SourceAnswered, SourceEvent, SourceSilent
 
 LOOK_SECONDS = 2.0
@@ -74,9 +74,7 @@ class SourceWatch:
             for stage in map(self._pipeline.stage, self.sources(chain)):
                 for index, instance in enumerate(chain.instances if stage.kind is StageKind.UNBOUNDED_SOURCE else ()):
                     task = deployment.tasks.get(TaskId(chain.name, index))
-                    if task is None or stage.name in task.machine.ended_sources:
-                        continue
-                    if not (splits[stage.name].read_all if stage.name in splits else task.caught_up(stage.name)):
+                    if task is not None and not has_caught_up(task, stage.name, splits.get(stage.name)):
                         yield str(SourceInstance(stage.name, instance, task.id))
 
     def sources(self, chain: Chain) -> tuple[str, ...]:

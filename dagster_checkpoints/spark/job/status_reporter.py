@@ -44,7 +44,7 @@ from dagster_checkpoints.execution.job_requests import JobRequests
 from dagster_checkpoints.execution.source_answers import Silence
 from dagster_checkpoints.execution.split_enumerators import SplitCounts
 from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId, fused_in
-from dagster_checkpoints.spark.job.deployment import Deployment
+from dagster_checkpoints.spark.job.deployment import Deployment, has_caught_up
 from dagster_checkpoints.spark.job.events import JobEvent
 from dagster_checkpoints.spark.job.history_recorder import HistoryRecorder
 from dagster_checkpoints.spark.job.history_writer import HistoryWriter
@@ -273,12 +273,11 @@ def _instance(
     watermark = task.output_watermark
     ended = stage in task.machine.ended_sources
     silence = silences.get(task.id) if is_source and not ended else None
-    caught_up = splits.read_all if splits is not None and task.machine.running else task.caught_up(stage)
     return InstanceStatus(
         name=name,
         state=coordinator.state_of(task.id).name,
         end_of_data=task.machine.operators_finished or ended,
-        caught_up=ended or (caught_up if silence is None else None),
+        caught_up=has_caught_up(task, stage, splits) if silence is None else None,
         watermark_ms=watermark if watermark is not None and watermark < MAX_WATERMARK_MS else None,
         rows_behind=task.rows_behind,
         silence=SilenceStatus(**asdict(silence)) if silence else None,

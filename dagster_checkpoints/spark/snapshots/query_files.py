@@ -20,6 +20,10 @@ _SOURCE_FILE = re.compile(r"^sources/(\d+)/(\d+)(\.compact)?$")
 _STORE = re.compile(r"^state/(\d+)/(\d+)(?:/([^/]+))?/[^/]+$")
 _NO_KEY = (b'{"type":"struct","fields":[]}', b'{"type":"struct","fields":[{"name":"key","type":"void",')
 """In the schema of state: that of an aggregation over all rows, and of a limit."""
+_DELETED = (
+    ": another program has deleted the files. Spark could not go on from here. Exclude the work directory from cleaning "
+    "(tmpreaper, systemd-tmpfiles). The checkpoint is declined."
+)
 _WHOLE = frozenset({"zip", "snapshot"})
 IMMUTABLE = frozenset({"SSTs", "logs"})
 """The folders of files that a version's .zip names."""
@@ -121,8 +125,7 @@ def check_read_files(paths: Collection[str], offsets: str, where: str) -> None:
         if missing:
             raise SnapshotError(
                 f"{where}/sources/{source}: expected entries {base + 1} to {last} in the log of the files that were read, found "
-                f"that {missing[:5]} are missing: another program has deleted them. Spark could not go on from here. Exclude the "
-                "work directory from cleaning (tmpreaper, systemd-tmpfiles). The checkpoint is declined."
+                f"that {missing[:5]} are missing{_DELETED}"
             )
 
 
@@ -145,18 +148,16 @@ def check_state_partitions(paths: Collection[str], offsets: str, read: Callable[
     for path in paths:
         if (store := _STORE.match(path)) and _VERSION_FILE.match(path.rpartition("/")[2]):
             stores[store[1]].add((int(store[2]), store[3] or ""))
+    of_query = int(json.loads(offsets.splitlines()[1])["conf"][STATE_PARTITIONS]) if stores else 0
     for operator, found in stores.items():
-        number = int(json.loads(offsets.splitlines()[1])["conf"][STATE_PARTITIONS])
         partitions, names = {partition for partition, _ in found}, {name for _, name in found}
-        if partitions == {0} and number > 1 and _has_no_key(f"state/{operator}/0/_metadata/schema", paths, read):
-            number = 1
+        is_one = partitions == {0} and of_query > 1 and _has_no_key(f"state/{operator}/0/_metadata/schema", paths, read)
+        number = 1 if is_one else of_query
         missing = sorted({(partition, name) for partition in range(number) for name in names} - found)
         if missing:
             folders = ["/".join(("state", operator, str(partition), name)).rstrip("/") for partition, name in missing]
             raise SnapshotError(
-                f"{where}: expected a version of each state store of {number} partitions, found none in {folders[:3]}: another "
-                "program has deleted the files. Spark could not go on from here. Exclude the work directory from cleaning "
-                "(tmpreaper, systemd-tmpfiles). The checkpoint is declined."
+                f"{where}: expected a version of each state store of {number} partitions, found none in {folders[:3]}{_DELETED}"
             )
 
 
