@@ -116,7 +116,8 @@ class Writer(Machine):
             self.store.report_savepoint(metadata.pointer.location)
         if isinstance(outcome, coordination.MetadataWritten) and properties.commits and not self.superseded:
             self._check_staged(metadata)
-        if isinstance(outcome, coordination.MetadataWriteFailed) and outcome.reason is FailureReason.CHECKPOINT_DECLINED:
+        closing = FailureReason.CHECKPOINT_DECLINED_TASK_CLOSING
+        if isinstance(outcome, coordination.MetadataWriteFailed) and outcome.reason is closing:
             stuck = self.config.checkpoints_after_tasks_finish and self._union_partly_finished(metadata)
             check(not stuck, f"no checkpoint is possible any more: {outcome.message}")
         self.queue.append(outcome)

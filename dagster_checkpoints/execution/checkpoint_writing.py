@@ -135,7 +135,9 @@ def write_checkpoint(checkpoint_id: int, properties: CheckpointProperties) -> St
         # Its metadata may be written: the run that owns the pipeline now may be restoring from it already.
         return WriteResult(MetadataWriteFailed(checkpoint_id, str(error)), keep=True)
     except PartlyFinishedUnionState as error:
-        return WriteResult(MetadataWriteFailed(checkpoint_id, str(error), FailureReason.CHECKPOINT_DECLINED), keep=False)
+        # Does not count: a restart does not help, it goes back in front of the end that the instances have reached.
+        closing = FailureReason.CHECKPOINT_DECLINED_TASK_CLOSING
+        return WriteResult(MetadataWriteFailed(checkpoint_id, str(error), closing), keep=False)
     except Exception as error:
         return WriteResult(MetadataWriteFailed(checkpoint_id, f"{type(error).__name__}: {error}"), keep=False)
     return WriteResult(MetadataWritten(checkpoint_id, location), keep=True)

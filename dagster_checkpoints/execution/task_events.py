@@ -16,6 +16,7 @@ from dagster_checkpoints.coordination.barriers.events import AlignmentTick
 from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier, TaskStatistics
 from dagster_checkpoints.coordination.events import BacklogChanged, EndOfDataReached, TaskStateChanged
 from dagster_checkpoints.coordination.events import Declined as Declined
+from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.execution.elements import Element, Mark
 from dagster_checkpoints.execution.messages import TaskMessage
 from dagster_checkpoints.execution.split_events import SplitRequest
@@ -111,10 +112,12 @@ class SnapshotFailed(msgspec.Struct, frozen=True):
 
     Attributes:
         message: what went wrong.
+        reason: ``TASK_FAILURE`` if the task fails as well: that is no checkpoint that has failed, and its report has the error.
     """
 
     checkpoint_id: int
     message: str = ""
+    reason: FailureReason = FailureReason.CHECKPOINT_DECLINED
 
 
 class SourcesAsked(msgspec.Struct, frozen=True):

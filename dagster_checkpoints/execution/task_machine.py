@@ -27,7 +27,6 @@ from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier, Task
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.errors import UnexpectedEvent
 from dagster_checkpoints.coordination.events import BacklogChanged, Declined, EndOfDataReached, TaskStateChanged
-from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.coordination.lifecycle import LifecycleState, TaskLifecycle
 from dagster_checkpoints.coordination.plan import TaskState
 from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
@@ -347,7 +346,7 @@ class TaskMachine:
     def _failed(self, event: SnapshotFailed) -> list[TaskAction]:
         if self.gate is None or self.gate.holding != event.checkpoint_id:
             self._pinning_of(event)
-        declined = Declined(self.task, event.checkpoint_id, FailureReason.CHECKPOINT_DECLINED, event.message)
+        declined = Declined(self.task, event.checkpoint_id, event.reason, event.message)
         return [Report(declined), *self._to_gate(event)]
 
     def _pinning_of(self, event: SnapshotPinned | SnapshotFailed) -> tuple[PinSnapshot, float, float]:

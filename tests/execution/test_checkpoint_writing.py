@@ -92,7 +92,8 @@ def test_union_state_of_a_partly_finished_stage_declines_before_anything_is_writ
     chain = ChainMetadata("s", ("s",), {1: TaskSnapshot(stages={"s": snapshot})})
     found = follow(write_checkpoint(7, CHECKPOINT), (BuildMetadata(7), CheckpointMetadata("flights", 7, (stage,), (chain,))))
     assert isinstance(found.outcome, MetadataWriteFailed) and found.keep is False
-    assert (found.outcome.checkpoint_id, found.outcome.reason) == (7, FailureReason.CHECKPOINT_DECLINED)
+    assert (found.outcome.checkpoint_id, found.outcome.reason) == (7, FailureReason.CHECKPOINT_DECLINED_TASK_CLOSING)
+    assert not found.outcome.reason.counts
     assert "'s'" in found.outcome.message
 
 

@@ -287,11 +287,18 @@ def test_a_snapshot_that_is_triggered_is_aligned_at_once() -> None:
     assert drive(SnapshotPinned(1)) == [Forward(BarrierMark(barrier(1))), StoreSnapshot(barrier(1), statistics, {})]
 
 
-def test_a_snapshot_that_fails_is_declined_and_sends_no_barrier() -> None:
+@pytest.mark.parametrize(
+    ("failed", "reason"),
+    [
+        (SnapshotFailed(1, "disk full"), FailureReason.CHECKPOINT_DECLINED),
+        # The task fails, too: a job that tolerates no failed checkpoint restarts with the error of the task, not with this one.
+        (SnapshotFailed(1, "disk full", FailureReason.TASK_FAILURE), FailureReason.TASK_FAILURE),
+    ],
+)
+def test_a_snapshot_that_fails_is_declined_and_sends_no_barrier(failed: SnapshotFailed, reason: FailureReason) -> None:
     drive = source()
     drive(TriggerReceived(barrier(1)))
-    declined = Declined(TASK, 1, FailureReason.CHECKPOINT_DECLINED, "disk full")
-    assert drive(SnapshotFailed(1, "disk full")) == [Report(declined)]
+    assert drive(failed) == [Report(Declined(TASK, 1, reason, "disk full"))]
     with pytest.raises(UnexpectedEvent, match=r"Task hourly\[0\] is not pinning a snapshot of checkpoint 1"):
         drive(SnapshotPinned(1))
 

@@ -24,6 +24,7 @@ from uuid import uuid4
 
 from dagster_checkpoints.coordination import lifecycle as life
 from dagster_checkpoints.coordination.barriers.events import AlignmentTick
+from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.execution.elements import BarrierMark, Mark, WatermarkAt, WatermarkStatus
 from dagster_checkpoints.execution.source_answers import SourceLook
 from dagster_checkpoints.execution.task_events import (
@@ -54,7 +55,7 @@ from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
 from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.error_text import text_of_error
-from dagster_checkpoints.spark.query.query import TaskQuery
+from dagster_checkpoints.spark.query.query import BatchFailed, TaskQuery
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS
 from dagster_checkpoints.spark.query.query_sessions import with_settings
@@ -472,7 +473,8 @@ class Task(ABC):
             if self.snapshots.is_pinned(checkpoint_id):
                 raise  # the barrier may have been sent
             self.snapshots.discard(checkpoint_id)
-            actions = self.machine.handle(SnapshotFailed(checkpoint_id, text_of_error(error)), time.monotonic())
+            reason = FailureReason.TASK_FAILURE if isinstance(error, BatchFailed) else FailureReason.CHECKPOINT_DECLINED
+            actions = self.machine.handle(SnapshotFailed(checkpoint_id, text_of_error(error), reason), time.monotonic())
         self.perform(actions)
 
     def _pin(self, due: PinSnapshot, batch_id: int) -> None:

@@ -138,11 +138,11 @@ def test_a_source_that_keeps_offsets_in_union_list_state_declines_while_it_is_pa
             Pipeline("old_style", [parts, live]),
             interval=0.3,
             restart=FixedDelayRestart(3, 0.1),
-            checkpoints={"initial_delay": 0.0, "tolerable_failed_checkpoints": 1000},
+            checkpoints={"initial_delay": 0.0, "tolerable_failed_checkpoints": 0},
         )
 
     job = start()
-    declined = job.wait_for(CheckpointNotDone, lambda event: event.reason == "CHECKPOINT_DECLINED")
+    declined = job.wait_for(CheckpointNotDone, lambda event: event.reason == "CHECKPOINT_DECLINED_TASK_CLOSING")
     assert "Stage 'parts' has the union list state 'offsets', and its instances 'x' have finished" in declined.message
     begun = job.checkpoints()
     assert begun and not any(done.stages["parts"].finished_instances for done in begun)
