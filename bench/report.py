@@ -17,17 +17,17 @@ from dagster_checkpoints.control.history import (
     Entries,
     EventEntry,
     HistorySample,
+    HistorySegments,
     InstancePart,
     Measured,
     Setting,
     StageSample,
     VertexParts,
+    read_history,
 )
-from dagster_checkpoints.control.history_segments import HistorySegments, read_history
 from dagster_checkpoints.control.status import CheckpointCountsStatus, InstanceStatus, PendingStatus, PipelineStatus, StageStatus
 from dagster_checkpoints.execution.pipeline_state import Owner
-from dagster_checkpoints.report.building import build_report
-from dagster_checkpoints.report.page import page
+from dagster_checkpoints.report.building import build_report, page
 from dagster_checkpoints.report.values import PipelineReport
 from dagster_checkpoints.storage import CheckpointStorage, open_store
 

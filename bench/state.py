@@ -24,7 +24,7 @@ from dagster_checkpoints.state.metadata import (
     TaskSnapshot,
 )
 from dagster_checkpoints.state.metadata_file import decode, encode
-from dagster_checkpoints.state.redistribution import redistribute_lists
+from dagster_checkpoints.state.rescaled_instances import redistribute_lists
 from dagster_checkpoints.state.restore import validate_restore
 
 METADATA = "Metadata of a checkpoint"

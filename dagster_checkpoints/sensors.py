@@ -18,8 +18,7 @@ from dagster_checkpoints.plugin.sensors.health import build_health_sensor
 from dagster_checkpoints.plugin.sensors.recovery import Backoff, build_recovery_sensor
 from dagster_checkpoints.plugin.sensors.reroot import build_reroot_sensor
 from dagster_checkpoints.plugin.sensors.run_schedule import build_burst_schedule, build_run_schedule
-from dagster_checkpoints.plugin.sensors.savepoint_check import build_savepoint_check_sensor
-from dagster_checkpoints.plugin.sensors.savepoint_schedule import build_savepoint_schedule
+from dagster_checkpoints.plugin.sensors.savepoints import build_savepoint_check_sensor, build_savepoint_schedule
 from dagster_checkpoints.plugin.sensors.stops import build_drain_sensor, build_suspend_sensor
 
 __all__ = [

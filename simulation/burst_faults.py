@@ -7,8 +7,8 @@ from dagster_checkpoints.execution.burst import Burst
 from dagster_checkpoints.execution.fused_sources import FusedSources
 from dagster_checkpoints.execution.input_gate import InputGate
 from dagster_checkpoints.execution.job_requests import JobRequests
-from dagster_checkpoints.execution.source_ends import SourceEnds
-from dagster_checkpoints.execution.split_enumerators import SplitEnumerator
+from dagster_checkpoints.execution.sources import SourceEnds
+from dagster_checkpoints.execution.splits import SplitEnumerator
 from dagster_checkpoints.execution.task_machine import TaskMachine
 from simulation.injection import Fault
 

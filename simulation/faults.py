@@ -17,28 +17,27 @@ from dagster_checkpoints.coordination.barriers.tracking import TrackingBarrierHa
 from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
 from dagster_checkpoints.coordination.lifecycle import TaskLifecycle
 from dagster_checkpoints.coordination.pending_checkpoints import PendingCheckpoints
+from dagster_checkpoints.coordination.progress import StopProgress
 from dagster_checkpoints.coordination.retention import CompletedCheckpoints
 from dagster_checkpoints.coordination.schedule import CheckpointSchedule
-from dagster_checkpoints.coordination.stop_progress import StopProgress
 from dagster_checkpoints.coordination.watermarks import WatermarkValve
 from dagster_checkpoints.execution import gate_snapshots
-from dagster_checkpoints.execution.batch_limit import BatchLimit
 from dagster_checkpoints.execution.checkpoint_writing import write_checkpoint
+from dagster_checkpoints.execution.event_time import ConsumedEventTime
 from dagster_checkpoints.execution.fused_sources import FusedSources
-from dagster_checkpoints.execution.gate_intake import GateIntake
+from dagster_checkpoints.execution.gate_intake import BatchLimit, GateIntake
 from dagster_checkpoints.execution.gate_snapshots import GateSnapshots
-from dagster_checkpoints.execution.gate_watermarks import ConsumedEventTime
+from dagster_checkpoints.execution.input_channel import first_elements
 from dagster_checkpoints.execution.input_gate import InputGate
 from dagster_checkpoints.execution.job_coordination import JobCoordination
 from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.job_requests import JobRequests
 from dagster_checkpoints.execution.ownership import OwnershipSteps
-from dagster_checkpoints.execution.restored_channels import first_elements
 from dagster_checkpoints.execution.shared_files import SharedNames
-from dagster_checkpoints.execution.split_enumerators import SplitEnumerator, SplitEnumerators
+from dagster_checkpoints.execution.splits import SplitEnumerator, SplitEnumerators
 from dagster_checkpoints.execution.task_machine import TaskMachine, config_of_task
 from dagster_checkpoints.pipeline import connected_regions
-from dagster_checkpoints.state import recording, redistribution, restore, stage_changes
+from dagster_checkpoints.state import recording, rescaled_instances, restore, stage_changes
 from simulation.burst_faults import BURST_FAULTS
 from simulation.injection import Fault, injected
 from simulation.layout_faults import LAYOUT_FAULTS
@@ -203,10 +202,12 @@ FAULTS = (
     ),
     Fault("a file's name does not contain the epoch of its owner", SharedNames.own, "self._epoch()", "0", "going back"),
     # State in a restore
-    Fault("list state loses the remainder of an uneven split", redistribution.redistribute_lists, " + (step < remainder)", ""),
+    Fault(
+        "list state loses the remainder of an uneven split", rescaled_instances.redistribute_lists, " + (step < remainder)", ""
+    ),
     Fault(
         "broadcast state is taken from the first instance only",
-        redistribution.redistribute_broadcasts,
+        rescaled_instances.redistribute_broadcasts,
         "{**first, **(states or {})}",
         "{**(instances[0] or {})}",
         "ends",

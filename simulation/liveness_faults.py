@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dagster_checkpoints.coordination.lifecycle import TaskLifecycle
 from dagster_checkpoints.coordination.pending_checkpoints import PendingCheckpoints
-from dagster_checkpoints.coordination.stop_progress import StopProgress
+from dagster_checkpoints.coordination.progress import StopProgress
 from dagster_checkpoints.execution.job_requests import JobRequests
 from simulation.injection import Fault
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, ClassVar
 
-from dagster_checkpoints.state import redistribution
+from dagster_checkpoints.state import rescaled_instances
 from simulation.channels import mix, owner_of
 from simulation.shapes import EDGES, StageSpec
 from simulation.violations import Violation, check
@@ -126,7 +126,7 @@ class Buffer(Operator):
         return {"held": tuple(self.held)}
 
     def restore(self, states: Sequence[Any]) -> None:
-        self.held = redistribution.redistribute_lists(states, self.spec.instances)[self.index].get("held", [])
+        self.held = rescaled_instances.redistribute_lists(states, self.spec.instances)[self.index].get("held", [])
 
 
 class Union(Operator):
@@ -142,7 +142,7 @@ class Union(Operator):
         return {"counts": [self.held]}
 
     def restore(self, states: Sequence[Any]) -> None:
-        counts = redistribution.redistribute_unions(states, self.spec.instances)[self.index].get("counts", ())
+        counts = rescaled_instances.redistribute_unions(states, self.spec.instances)[self.index].get("counts", ())
         self.held = sum(counts) if self.index == 0 else 0
 
 
@@ -153,7 +153,7 @@ class Broadcast(Operator):
         return {"rule": mix(self.number)}
 
     def restore(self, states: Sequence[Any]) -> None:
-        share = redistribution.redistribute_broadcasts(states, self.spec.instances)[self.index]
+        share = rescaled_instances.redistribute_broadcasts(states, self.spec.instances)[self.index]
         check(share == self.snapshot(), f"stage {self.number}[{self.index}] has lost its broadcast state")
 
 

@@ -26,8 +26,8 @@ from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.job_phases import JobPhase
 from dagster_checkpoints.execution.job_requests import AnswerRequest, BoundedSources, Request, RequestReceived, SourceInstance
 from dagster_checkpoints.execution.job_storage import beginning_chosen, ownership_answer, restore_point
-from dagster_checkpoints.execution.split_enumerators import enumerator_starts
 from dagster_checkpoints.execution.split_events import SplitsDiscovered
+from dagster_checkpoints.execution.splits import enumerator_starts
 from dagster_checkpoints.execution.start_point import NothingToRestoreError, choose_start, is_job_over
 from dagster_checkpoints.execution.storage_steps import drive
 from dagster_checkpoints.pipeline import TaskId

@@ -23,7 +23,7 @@ from dagster_checkpoints.execution import checkpoint_deletion as deletion
 from dagster_checkpoints.execution import checkpoint_writing as writing
 from dagster_checkpoints.execution import unlisted_checkpoints as unlisted
 from dagster_checkpoints.execution.ownership import OwnershipSteps
-from dagster_checkpoints.storage.shared_state import SharedStateRegistry
+from dagster_checkpoints.storage.shared_files import SharedStateRegistry
 from simulation.storage import Metadata, Store, is_savepoint
 from simulation.violations import check
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dagster_checkpoints.execution import state_changes
 from dagster_checkpoints.state import rescaled_instances
 from dagster_checkpoints.state.instance_matches import InstanceMatches
-from dagster_checkpoints.state.merged_channels import least_watermark, one_after_the_other
-from dagster_checkpoints.state.rescaled_channels import RescaledEdge
+from dagster_checkpoints.state.rescaled_channels import RescaledEdge, least_watermark, one_after_the_other
 from dagster_checkpoints.state.rescaled_checkpoint import _Rescaling
 from simulation.injection import Fault
 

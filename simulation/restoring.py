@@ -14,10 +14,10 @@ import msgspec
 
 from dagster_checkpoints.execution import start_point
 from dagster_checkpoints.execution.attempt_plan import AttemptPlan, TaskPlan, plan_attempt
-from dagster_checkpoints.execution.restored_channels import first_elements
+from dagster_checkpoints.execution.input_channel import first_elements
 from dagster_checkpoints.execution.start_point import NothingToRestoreError
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state import redistribution
+from dagster_checkpoints.state import rescaled_instances
 from dagster_checkpoints.state.claim import ClaimMode
 from dagster_checkpoints.state.fitted_checkpoint import SettledInstance
 from dagster_checkpoints.state.metadata import CheckpointMetadata, StageMetadata
@@ -230,7 +230,7 @@ def _task(process: Process, number: int, spec: TaskSpec, channels: Sequence[Chan
     if mine is not None:
         task.restore(mine, [[s and s.stages[n] for s in siblings] for n in range(len(spec.stages))])
     elif head.is_source and not head.enumerated and not planned.fused:
-        dealt_out = redistribution.redistribute_lists([{"splits": range(head.splits)}], head.instances)
+        dealt_out = rescaled_instances.redistribute_lists([{"splits": range(head.splits)}], head.instances)
         for split in dealt_out[id.index]["splits"]:
             task.assign(split, 0)
     if planned.bounded and not planned.fused:  # behind the restore: until then it had not been asked to end

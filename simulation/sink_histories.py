@@ -17,8 +17,7 @@ from itertools import count
 import msgspec
 
 from dagster_checkpoints.execution import state_changes
-from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN
-from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, PipelineState
+from dagster_checkpoints.execution.pipeline_state import UNKNOWN_ORIGIN, CheckpointPointer, PipelineState
 from dagster_checkpoints.sinks.ledger import Commit, Ledger, Staged
 from dagster_checkpoints.systems.errors import SinkCannotTakeBack
 from simulation.injection import Fault, injected

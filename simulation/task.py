@@ -17,7 +17,7 @@ from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS, MIN_WA
 from dagster_checkpoints.execution import task_events as on
 from dagster_checkpoints.execution.attempt_plan import TaskPlan
 from dagster_checkpoints.execution.elements import BarrierMark, EndOfData, EndOfPartition, Mark, WatermarkAt, WatermarkStatus
-from dagster_checkpoints.execution.messages import TaskMessage
+from dagster_checkpoints.execution.task_events import TaskMessage
 from simulation.channels import Channel, Snapshot, mix, rows_of
 from simulation.sinks import TaskFailure
 from simulation.task_data import TaskData

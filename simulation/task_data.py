@@ -14,9 +14,9 @@ from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier
 from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from dagster_checkpoints.execution.attempt_plan import TaskPlan
 from dagster_checkpoints.execution.elements import BarrierMark, CancelMark, EndOfData, Mark, WatermarkAt
+from dagster_checkpoints.execution.event_time import OutputEventTime
+from dagster_checkpoints.execution.input_channel import gate_channel
 from dagster_checkpoints.execution.input_gate import InputGate
-from dagster_checkpoints.execution.output_event_time import OutputEventTime
-from dagster_checkpoints.execution.restored_channels import gate_channel
 from dagster_checkpoints.execution.task_events import PinSnapshot, WatermarkReached
 from dagster_checkpoints.execution.task_machine import TaskMachine, TaskTraits, config_of_task
 from dagster_checkpoints.pipeline import TaskId

@@ -2,7 +2,7 @@
 
 `app` is the command. Each sub-command is imported only when it is run, so that a command which needs neither Spark nor Dagster
 starts without them. Shared by all of them: `exits` (exit codes), `storage_options` (storage and pipeline), `locate` (from a
-user's text to a checkpoint), `output` (tables and JSON) and `standard_output` (its errors). Commands that read: `listing`,
+user's text to a checkpoint), `output` (tables, JSON, and errors of standard output). Commands that read: `listing`,
 `show`, `watch`, `graphs`, `state`, `replay`; `requests` sends requests to a running pipeline; `verify` and `dispose` are for
 checkpoints and savepoints in storage; `check` is for a pipeline's code.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 def main() -> None:
     """The entry point of `dagster-checkpoints`."""
     from dagster_checkpoints.cli.app import app
-    from dagster_checkpoints.cli.standard_output import checked_standard_output
+    from dagster_checkpoints.cli.output import checked_standard_output
 
     with checked_standard_output():
         app(prog_name="dagster-checkpoints")

@@ -56,8 +56,7 @@ def check(
 
 
 def _reports(code: LoadedCode, pipelines: list[Pipeline], *, sinks: bool) -> list[PlanReport]:
-    from dagster_checkpoints.spark.job.plan_check import check_plans
-    from dagster_checkpoints.spark.job.sink_check import check_sinks
+    from dagster_checkpoints.spark.job.pipeline_checks import check_plans, check_sinks
     from dagster_checkpoints.spark.session.spark_session import build_session, check_session
 
     code.check_settings()

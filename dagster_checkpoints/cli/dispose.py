@@ -10,8 +10,7 @@ import click
 
 from dagster_checkpoints.cli.exits import UsageProblem
 from dagster_checkpoints.cli.locate import LOCATION_HELP, locate, opened_for
-from dagster_checkpoints.cli.output import bytes_in_words, count_of, moment_in_words, write, write_json
-from dagster_checkpoints.cli.standard_output import with_outcome
+from dagster_checkpoints.cli.output import bytes_in_words, count_of, moment_in_words, with_outcome, write, write_json
 from dagster_checkpoints.cli.status_view import next_start
 from dagster_checkpoints.cli.storage_options import StorageOptions, pipelines, storage_options
 from dagster_checkpoints.errors import DagsterCheckpointsError, StorageError, StorageUnavailable

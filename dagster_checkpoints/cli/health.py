@@ -10,8 +10,7 @@ import click
 
 from dagster_checkpoints.cli.exits import Exit
 from dagster_checkpoints.cli.output import table, write, write_json
-from dagster_checkpoints.cli.seconds import Seconds
-from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
+from dagster_checkpoints.cli.storage_options import Seconds, StorageOptions, storage_options
 from dagster_checkpoints.control.health import (
     COUNTS,
     DEFAULT_THRESHOLDS,

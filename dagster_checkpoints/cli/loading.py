@@ -239,7 +239,7 @@ def _import(module: str | None, file: str | None) -> ModuleType:
 
 def _import_problem(code: str, error: BaseException) -> str:
     """The text for code that cannot be imported: the user's own line first."""
-    from dagster_checkpoints.spark.query.spark_advice import NO_PANDAS_REMEDY, no_pandas
+    from dagster_checkpoints.spark.query.error_text import NO_PANDAS_REMEDY, no_pandas
 
     frames = own_frames(error)
     at = f" at {frames[-1].filename}:{frames[-1].lineno}: {(frames[-1].line or '').strip()}" if frames else ""

@@ -1,26 +1,79 @@
-"""The output of commands: tables for people, JSON for programs, numbers and times as text.
+"""The output of commands: tables for people, JSON for programs, and standard output itself.
 
-Results go to standard output, progress and errors to standard error.
+Results go to standard output, progress and errors to standard error. Standard output may be full, or its reader may have ended:
+whatever writes to it then (a command, click's help, rich) raises :class:`OutputFailed`. Must not import the commands.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, redirect_stdout
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
+from dagster_checkpoints.cli.exits import OutputClosed, OutputFailed, exit_code
 from dagster_checkpoints.control.status import watermark_moment
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
+
+
+@contextmanager
+def checked_standard_output() -> Iterator[None]:
+    """Within the block an error of standard output ends the process with its own exit code; standard error has what was done."""
+    if sys.stdout is not None:  # None: it was closed when the process began, and nothing is written
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(_CheckedFile(sys.stdout.fileno(), "wb", closefd=False)),
+            encoding=sys.stdout.encoding,
+            errors=sys.stdout.errors,
+            line_buffering=sys.stdout.isatty(),
+        )
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OutputFailed as error:
+        if str(error):
+            with suppress(OSError):
+                click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True)
+        sys.exit(int(exit_code(error)))
+
+
+@contextmanager
+def with_outcome(done: str) -> Iterator[None]:
+    """Within the block the result of a command is written that has changed something.
+
+    Args:
+        done: what was done, which is said if the result cannot be written.
+    """
+    try:
+        yield
+    except OutputFailed as error:
+        error.done = done
+        raise
+
+
+class _CheckedFile(io.FileIO):
+    def write(self, data: Any) -> Any:
+        try:
+            return super().write(data)
+        except OSError as error:
+            # What is still in buffers is written at the end of the process, and would fail again.
+            # Source: https://docs.python.org/3/library/signal.html#note-on-sigpipe
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            failed = OutputClosed if isinstance(error, BrokenPipeError) else OutputFailed
+            raise failed(error.strerror or str(error)) from error
+
 
 JSON = "dagster_checkpoints.cli.json"
 """Key in click's `meta`: whether the output is JSON."""

@@ -16,10 +16,10 @@ from dagster_checkpoints.cli.output import (
     facts,
     prints_as_other_text,
     watermark_in_words,
+    with_outcome,
     write,
     write_json,
 )
-from dagster_checkpoints.cli.standard_output import with_outcome
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ import msgspec
 
 from dagster_checkpoints.cli.exits import NothingThere
 from dagster_checkpoints.cli.output import JSON, count_of, write_json
-from dagster_checkpoints.execution.trace import Created, Difference, Handled, about, read, replay
-from dagster_checkpoints.execution.trace_codec import CorruptTrace, Opaque, decode
+from dagster_checkpoints.execution.trace import CorruptTrace, Created, Difference, Handled, Opaque, about, decode, read, replay
 from dagster_checkpoints.pipeline import TaskId
 
 _LONGEST_TEXT = 160

@@ -11,13 +11,12 @@ from dagster_checkpoints.cli.exits import UsageProblem
 from dagster_checkpoints.cli.output import bytes_in_words, count_of, write, write_json
 from dagster_checkpoints.cli.status_view import current, death_in_short
 from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
-from dagster_checkpoints.control.history_segments import read_history
+from dagster_checkpoints.control.history import read_history
 from dagster_checkpoints.control.last_sign import LastSign, last_sign
 from dagster_checkpoints.control.status import PipelineStatus, read_status
 from dagster_checkpoints.errors import CorruptStatus
 from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end
-from dagster_checkpoints.report.building import build_report
-from dagster_checkpoints.report.page import as_json, page
+from dagster_checkpoints.report.building import as_json, build_report, page
 from dagster_checkpoints.report.values import PipelineReport
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 

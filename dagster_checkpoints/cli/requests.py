@@ -20,13 +20,12 @@ from dagster_checkpoints.cli.output import (
     row,
     seconds_in_words,
     table,
+    with_outcome,
     write,
     write_json,
 )
-from dagster_checkpoints.cli.seconds import Seconds
-from dagster_checkpoints.cli.standard_output import with_outcome
 from dagster_checkpoints.cli.status_view import current
-from dagster_checkpoints.cli.storage_options import StorageOptions, asked_by, storage_options
+from dagster_checkpoints.cli.storage_options import Seconds, StorageOptions, asked_by, storage_options
 from dagster_checkpoints.control.pipeline_control import PipelineControl, RequestHandle, RequestTimedOut
 from dagster_checkpoints.control.requests import NO_RUNNING_PIPELINE, Answer, ControlRequest
 from dagster_checkpoints.control.status import PipelineStatus

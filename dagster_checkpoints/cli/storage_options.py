@@ -1,4 +1,4 @@
-"""The options that all commands share: the storage and the pipeline."""
+"""The options that commands share: the storage, the pipeline, and durations."""
 
 from __future__ import annotations
 
@@ -20,9 +20,21 @@ from dagster_checkpoints.errors import InvalidKey
 from dagster_checkpoints.execution.pipeline_state import PipelineState
 from dagster_checkpoints.files.opening import open_store
 from dagster_checkpoints.files.store import ObjectStore
+from dagster_checkpoints.pipeline.setting_values import no_seconds
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 from dagster_checkpoints.storage.layout import PIPELINE_STATE, Layout
 from dagster_checkpoints.storage.root import storage_root
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds; a text such as "5s", NaN or infinity is refused, with the number to write if it says one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        with suppress(ValueError):
+            value = float(value)
+        if reason := no_seconds(value):
+            self.fail(reason, param, ctx)
+        return super().convert(value, param, ctx)
 
 
 @dataclass(frozen=True)

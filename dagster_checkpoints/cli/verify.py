@@ -89,7 +89,7 @@ def _plan_problems(
 
     Both are empty if the pipeline does not fit for another reason.
     """
-    from dagster_checkpoints.spark.job.plan_check import check_plans
+    from dagster_checkpoints.spark.job.pipeline_checks import check_plans
     from dagster_checkpoints.spark.session.spark_session import build_session
     from dagster_checkpoints.spark.snapshots.restored_state import Restored
 

@@ -11,9 +11,8 @@ import click
 
 from dagster_checkpoints.cli.exits import Exit
 from dagster_checkpoints.cli.output import console, seconds_in_words, write, write_json, write_json_line
-from dagster_checkpoints.cli.seconds import Seconds
 from dagster_checkpoints.cli.status_view import current, status_as_json, status_as_text
-from dagster_checkpoints.cli.storage_options import StorageOptions, storage_options
+from dagster_checkpoints.cli.storage_options import Seconds, StorageOptions, storage_options
 from dagster_checkpoints.control.last_sign import SILENT_INTERVALS, LastSign, last_sign
 from dagster_checkpoints.control.pipeline_control import OwnerWatch
 from dagster_checkpoints.control.status import PipelineStatus, read_status

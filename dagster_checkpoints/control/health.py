@@ -20,7 +20,7 @@ from dagster_checkpoints.control.status import PipelineStatus, StageStatus, wate
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end
 from dagster_checkpoints.execution.source_answers import Silence, silence_text
-from dagster_checkpoints.pipeline.number_values import is_number
+from dagster_checkpoints.pipeline.setting_values import is_number
 
 SAMPLES = 24
 """Number of earlier looks in a memory."""

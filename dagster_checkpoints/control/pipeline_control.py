@@ -27,7 +27,7 @@ from dagster_checkpoints.control.status import PipelineStatus, read_status
 from dagster_checkpoints.errors import CorruptStatus, DagsterCheckpointsError, StorageUnavailable, UnknownRequest
 from dagster_checkpoints.execution.job_requests import BoundedSources
 from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end, describe_owner
-from dagster_checkpoints.pipeline.durations import check_seconds
+from dagster_checkpoints.pipeline.setting_values import check_seconds
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 from dagster_checkpoints.storage.layout import validate_request_id
 from dagster_checkpoints.storage.ownership import now_utc

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dagster_checkpoints.coordination.errors import InvalidCheckpointConfig
-from dagster_checkpoints.pipeline.number_values import is_count, is_number
+from dagster_checkpoints.pipeline.setting_values import is_count, is_number
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,11 +49,10 @@ from dagster_checkpoints.coordination.plan import (
     NotAllRunning,
     TaskState,
 )
-from dagster_checkpoints.coordination.progress import Obstacle, TaskProgress
+from dagster_checkpoints.coordination.progress import Obstacle, StopProgress, TaskProgress
 from dagster_checkpoints.coordination.requests import CheckpointRequest, Dropped, RequestQueue
 from dagster_checkpoints.coordination.schedule import CheckpointSchedule
 from dagster_checkpoints.coordination.statistics import CheckpointStatistics
-from dagster_checkpoints.coordination.stop_progress import StopProgress
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId
 
 _GONE = frozenset({TaskState.FINISHED, TaskState.CANCELING, TaskState.CANCELED, TaskState.FAILED})

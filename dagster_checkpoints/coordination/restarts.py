@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from dagster_checkpoints.coordination.errors import InvalidCheckpointConfig
-from dagster_checkpoints.pipeline.number_values import is_count, is_number
+from dagster_checkpoints.pipeline.setting_values import is_count, is_number
 
 FailoverStrategy = Literal["region", "full"]
 """What restarts after a task's failure: its region (`pipeline.connected_regions`), or all tasks of the job."""

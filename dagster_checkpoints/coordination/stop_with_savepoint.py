@@ -3,7 +3,7 @@
     WAITING_FOR_SAVEPOINT ── SavepointCompleted ──> SAVEPOINT_CREATED ── AllTasksFinished ──> FINAL
 
 The answer is sent only when the job has ended, because the commits after the savepoint can fail too: the savepoint is
-then kept, and the answer names it. Must not know: how a savepoint is taken (`stop_progress` is the coordinator's part),
+then kept, and the answer names it. Must not know: how a savepoint is taken (`progress.StopProgress` is the coordinator's part),
 how a job fails over.
 
 Source: FLIP-34; Flink's StopWithSavepointTerminationManager and StopWithSavepointTerminationHandlerImpl.

@@ -37,7 +37,6 @@ from dagster_checkpoints.coordination.barriers.events import (
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.errors import UnexpectedEvent
 from dagster_checkpoints.coordination.failures import FailureReason
-from dagster_checkpoints.execution.batch_limit import BatchLimit
 from dagster_checkpoints.execution.elements import (
     BarrierMark,
     CancelMark,
@@ -47,7 +46,7 @@ from dagster_checkpoints.execution.elements import (
     WatermarkAt,
     WatermarkStatus,
 )
-from dagster_checkpoints.execution.gate_intake import GateIntake
+from dagster_checkpoints.execution.gate_intake import BatchLimit, GateIntake
 from dagster_checkpoints.execution.gate_snapshots import GateSnapshots, InputsCaptured, PinDue
 from dagster_checkpoints.execution.input_channel import GateChannel, InputChannel, InputChannelTable
 from dagster_checkpoints.execution.task_events import (

@@ -23,8 +23,8 @@ from dagster_checkpoints.coordination.events import (
 from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.execution.job_events import Failure, RestorePoint
 from dagster_checkpoints.execution.job_requests import AnswerRequest
-from dagster_checkpoints.execution.messages import TaskMessage
 from dagster_checkpoints.execution.pipeline_state import EndedBy, StopAskedBy
+from dagster_checkpoints.execution.task_events import TaskMessage
 from dagster_checkpoints.pipeline import TaskId
 
 # Actions that are answered with an event

@@ -60,12 +60,11 @@ from dagster_checkpoints.execution.job_requests import (
     SourceInstance,
     ToCoordinator,
 )
-from dagster_checkpoints.execution.messages import EndInput, TaskMessage
 from dagster_checkpoints.execution.pipeline_state import EndedBy, StopAskedBy
-from dagster_checkpoints.execution.source_ends import SourceEnds
-from dagster_checkpoints.execution.split_enumerators import SplitEnumerators
+from dagster_checkpoints.execution.sources import SourceEnds
 from dagster_checkpoints.execution.split_events import EnumeratorStart, SplitRequest, SplitsDiscovered
-from dagster_checkpoints.execution.task_events import SourceEnded, SourcesRead
+from dagster_checkpoints.execution.splits import SplitEnumerators
+from dagster_checkpoints.execution.task_events import EndInput, SourceEnded, SourcesRead, TaskMessage
 from dagster_checkpoints.pipeline import ExecutionGraph, TaskId, connected_regions
 
 _FINISHED = TaskState.FINISHED  # read at every event, and a look-up in an enumeration is slow

@@ -1,7 +1,7 @@
 """The events of `job_machine`, and the values in them and in its actions (`job_actions`).
 
 Values only. The values of the coordinator, of requests and of messages to tasks are in `coordination.events`, `job_requests` and
-`messages`. Restored state and errors are the driver's own values, which the machine returns unchanged.
+`task_events`. Restored state and errors are the driver's own values, which the machine returns unchanged.
 """
 
 from __future__ import annotations

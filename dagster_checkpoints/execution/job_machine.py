@@ -45,7 +45,7 @@ from dagster_checkpoints.execution.job_coordination import AttemptEnd, JobCoordi
 from dagster_checkpoints.execution.job_events import Failure, JobBeginning, JobMachineEvent, JobOutcome, RestorePoint
 from dagster_checkpoints.execution.job_phases import JobPhase, check_awaited, refuse
 from dagster_checkpoints.execution.job_requests import EndSources, JobRequests, RequestReceived
-from dagster_checkpoints.execution.split_enumerators import SplitCounts
+from dagster_checkpoints.execution.splits import SplitCounts
 from dagster_checkpoints.pipeline import TaskId
 
 _RUNNING, _RESTARTING = JobPhase.RUNNING, JobPhase.RESTARTING  # read at every event, and a look-up in an enumeration is slow

@@ -21,11 +21,12 @@ from dagster_checkpoints.errors import (
     WriteConflict,
 )
 from dagster_checkpoints.execution import state_changes as changes
-from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
 from dagster_checkpoints.execution.pipeline_state import (
+    UNKNOWN_ORIGIN,
     CheckpointPointer,
     EndedBy,
     JobState,
+    Origin,
     PipelineState,
     StopAskedBy,
     describe_owner,

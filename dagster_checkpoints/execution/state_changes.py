@@ -10,8 +10,15 @@ from datetime import datetime
 
 import msgspec
 
-from dagster_checkpoints.execution.origin import Origin
-from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, EndedBy, Job, JobState, PipelineState, StopAskedBy
+from dagster_checkpoints.execution.pipeline_state import (
+    CheckpointPointer,
+    EndedBy,
+    Job,
+    JobState,
+    Origin,
+    PipelineState,
+    StopAskedBy,
+)
 
 KEPT_DROPPED_SAVEPOINTS = 100
 

@@ -1,6 +1,6 @@
-"""The events and actions of a task; values only.
+"""The events and actions of a task, and what a job sends to it; values only.
 
-Events come from the job (`messages`), from the channels, the query and the driver itself; actions are for the driver. An action
+Events come from the job, from the channels, the query and the driver itself; actions are for the driver. An action
 whose result the machine waits for is the last one of its list, and names the event that answers it. Events and actions of the
 coordination floor are used unchanged: the actions of `lifecycle`, and `AlignmentTick`.
 """
@@ -12,16 +12,30 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from dagster_checkpoints.coordination import lifecycle as life
-from dagster_checkpoints.coordination.barriers.events import AlignmentTick
+from dagster_checkpoints.coordination.barriers.events import AlignmentTick, TriggerReceived
 from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier, TaskStatistics
 from dagster_checkpoints.coordination.events import BacklogChanged, EndOfDataReached, TaskStateChanged
 from dagster_checkpoints.coordination.events import Declined as Declined
 from dagster_checkpoints.coordination.failures import FailureReason
+from dagster_checkpoints.coordination.lifecycle import CheckpointNotice, DrainAnnounced
 from dagster_checkpoints.execution.elements import Element, Mark
-from dagster_checkpoints.execution.messages import TaskMessage
-from dagster_checkpoints.execution.split_events import SplitRequest
+from dagster_checkpoints.execution.split_events import SplitMessage, SplitRequest
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state.metadata import ChannelSnapshot, FusedSourceSnapshot
+
+
+class EndInput(msgspec.Struct, frozen=True):
+    """A source is to end as if its input were exhausted. Tasks with input channels ignore it: their inputs end by themselves.
+
+    Attributes:
+        source: of a task with fused sources, the only one that ends; "" for all of them.
+    """
+
+    source: str = ""
+
+
+TaskMessage = TriggerReceived | CheckpointNotice | DrainAnnounced | EndInput | SplitMessage
+
 
 # Events
 

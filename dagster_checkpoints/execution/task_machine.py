@@ -35,15 +35,15 @@ from dagster_checkpoints.execution.fused_sources import FusedSource, FusedSource
 from dagster_checkpoints.execution.gate_snapshots import InputsCaptured, PinDue
 from dagster_checkpoints.execution.input_channel import GateChannel
 from dagster_checkpoints.execution.input_gate import GateAction, InputGate
-from dagster_checkpoints.execution.messages import EndInput
-from dagster_checkpoints.execution.source_backlog import SourceBacklog
+from dagster_checkpoints.execution.sources import SourceBacklog
 from dagster_checkpoints.execution.split_events import AssignSplit, NoMoreSplits
-from dagster_checkpoints.execution.split_reader import SplitReader
+from dagster_checkpoints.execution.splits import SplitReader
 from dagster_checkpoints.execution.task_events import (
     BacklogMeasured,
     BetweenBatches,
     DropSnapshot,
     ElementsArrived,
+    EndInput,
     Evaluated,
     EvaluateOnce,
     Forward,

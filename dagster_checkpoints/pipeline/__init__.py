@@ -2,7 +2,7 @@
 
 Read `stages.py` and `decorators.py` (what a user writes; `edges.py`, `event_time.py` and `context.py` hold its parts), then
 `graph.py` (the pipeline as a whole), then `chains.py` (which stages share a query, and the execution graph), `channels.py`
-(the channels between the chains' tasks) and `regions.py` (which tasks restart together). No module of this package may import
+(the channels between the chains' tasks, and which tasks restart together). No module of this package may import
 Spark or Dagster, read a clock, start a thread or open a file.
 """
 
@@ -24,7 +24,7 @@ from dagster_checkpoints.pipeline.chains import (
     merging_in,
     merging_stage,
 )
-from dagster_checkpoints.pipeline.channels import ChannelGroup, ChannelId, channel_groups
+from dagster_checkpoints.pipeline.channels import ChannelGroup, ChannelId, channel_groups, connected_regions
 from dagster_checkpoints.pipeline.checks import CheckEvaluation, CommitCheck, CommitCheckResult, commit_check
 from dagster_checkpoints.pipeline.context import BroadcastState, InputAsset, ListState, OperatorStates, StageContext
 from dagster_checkpoints.pipeline.decorators import FunctionStage, bounded_source, stage, unbounded_source
@@ -39,7 +39,6 @@ from dagster_checkpoints.pipeline.event_time import Watermark, interval_ms
 from dagster_checkpoints.pipeline.graph import Pipeline, StageEdge
 from dagster_checkpoints.pipeline.quarantine import REFUSED_BY, REFUSED_IN_CHECKPOINT, Condition, Quarantine, RefusedRowLimit
 from dagster_checkpoints.pipeline.refused_rows import RefusedRows
-from dagster_checkpoints.pipeline.regions import connected_regions
 from dagster_checkpoints.pipeline.signatures import SourceLocation
 from dagster_checkpoints.pipeline.split_sources import DiscoveryContext, FunctionSplitSource, SplitSource, split_source
 from dagster_checkpoints.pipeline.stage_rows import StageRows, UnknownRowsError, total_rows

@@ -1,7 +1,12 @@
-"""The channels between the tasks of a pipeline: which there are, in which order, and their names.
+"""The channels between the tasks of a pipeline, and the regions of tasks that they connect.
 
 A channel leads from one instance of a stage to one instance of a stage that reads it. Stages of one chain share a query, so no
 channel is between them. Must not know: what a channel carries, and where its elements are kept.
+
+No record passes between two regions, so a failure in one is no reason to restart the other. All instances of a vertex are in one
+region, also if no edge connects them: they share operator state, and the splits of a source.
+
+Source: Flink, "Task Failure Recovery", Restart Pipelined Region; there an instance without edges is a region of its own.
 """
 
 from __future__ import annotations
@@ -9,9 +14,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dagster_checkpoints.pipeline.chains import Chain, TaskId
+from dagster_checkpoints.pipeline.chains import Chain, ExecutionGraph, TaskId
 from dagster_checkpoints.pipeline.edges import EdgePattern, pointwise_consumers
 from dagster_checkpoints.pipeline.graph import Pipeline, StageEdge
+
+
+def connected_regions(graph: ExecutionGraph) -> dict[str, frozenset[str]]:
+    """By vertex, the names of all vertices of its region.
+
+    Args:
+        graph: the execution graph; edges of static inputs connect as well.
+    """
+    region_of = [{position} for position in range(len(graph.vertices))]
+    for edge in graph.edges:
+        source, target = region_of[edge.source], region_of[edge.target]
+        if source is not target:
+            source |= target
+            for position in target:
+                region_of[position] = source
+    names: dict[int, frozenset[str]] = {}
+    for region in region_of:
+        if id(region) not in names:
+            names[id(region)] = frozenset(graph.vertices[position].name for position in region)
+    return {vertex.name: names[id(region)] for vertex, region in zip(graph.vertices, region_of, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)

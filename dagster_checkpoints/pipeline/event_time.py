@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from dagster_checkpoints.pipeline.durations import no_seconds
 from dagster_checkpoints.pipeline.errors import InvalidWatermarkError
+from dagster_checkpoints.pipeline.setting_values import no_seconds
 
 _MS_PER_UNIT = {
     "microsecond": Fraction(1, 1000),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_checkpoints.pipeline.checks import CheckEvaluation, CommitCheck, CommitCheckResult
 from dagster_checkpoints.pipeline.errors import InvalidQuarantineError
 from dagster_checkpoints.pipeline.names import check_name
-from dagster_checkpoints.pipeline.number_values import is_count, is_number
+from dagster_checkpoints.pipeline.setting_values import is_count, is_number
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

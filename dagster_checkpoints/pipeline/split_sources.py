@@ -1,7 +1,7 @@
 """Split sources: sources that are read in splits, which an enumerator discovers and hands out to the instances.
 
 A split is a piece of input that is read as a whole: a file, a day, a table, a partition. It must not know how splits are handed
-out (`execution.split_enumerators`), nor how they are read.
+out (`execution.splits`), nor how they are read.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import msgspec
 from dagster_checkpoints.pipeline.checks import CheckFunction, CommitCheck
 from dagster_checkpoints.pipeline.context import InputAsset, StageContext
 from dagster_checkpoints.pipeline.decorators import OfFunction, with_idle_after
-from dagster_checkpoints.pipeline.durations import no_seconds
 from dagster_checkpoints.pipeline.edges import StageInput
 from dagster_checkpoints.pipeline.errors import InvalidSplitError, InvalidSplitSourceError
 from dagster_checkpoints.pipeline.event_time import Watermark
 from dagster_checkpoints.pipeline.quarantine import Quarantine
+from dagster_checkpoints.pipeline.setting_values import no_seconds
 from dagster_checkpoints.pipeline.signatures import SourceLocation, locate
 from dagster_checkpoints.pipeline.stages import Stage, StageKind
 

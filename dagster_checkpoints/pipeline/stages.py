@@ -2,6 +2,9 @@
 
 A stage turns the DataFrames of its upstream stages into one DataFrame. The parameters of its function name the stages that it
 reads. A stage must not know the other stages (`graph.py` puts them together), nor how stages are run.
+
+The instances of a stage share its state partitions evenly, and one column routes its rows; how partitions are numbered is
+`state.key_groups`.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from dagster_checkpoints.pipeline.edges import StageInput
 from dagster_checkpoints.pipeline.errors import (
     InvalidBatchLimitError,
     InvalidInstancesError,
+    InvalidStatePartitionsError,
     InvalidWatermarkError,
     OutputModeError,
     SourceWithInputsError,
@@ -27,13 +31,49 @@ from dagster_checkpoints.pipeline.errors import (
 )
 from dagster_checkpoints.pipeline.event_time import Watermark, read_event_time
 from dagster_checkpoints.pipeline.names import check_name
-from dagster_checkpoints.pipeline.number_values import is_count
 from dagster_checkpoints.pipeline.quarantine import Quarantine, checked_quarantine
+from dagster_checkpoints.pipeline.setting_values import is_count
 from dagster_checkpoints.pipeline.signatures import SourceLocation, locate, method_inputs
-from dagster_checkpoints.pipeline.state_partitions import check_state_partitions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+HIGHEST_STATE_PARTITIONS = 32768  # they are key groups, of which there are no more
+
+
+def check_state_partitions(partitions: object, parallelism: int, inputs: Mapping[str, StageInput], where: str) -> None:
+    """Check the argument `state_partitions` of a stage.
+
+    Args:
+        partitions: The argument; None if the stage has none.
+        parallelism: The number of instances of the stage.
+        inputs: Its inputs, by the upstream stage's name.
+        where: The stage, for errors.
+
+    Raises:
+        InvalidStatePartitionsError: What was expected, and what was found.
+    """
+    if partitions is None:
+        return
+    if not isinstance(partitions, int) or isinstance(partitions, bool) or not 1 <= partitions <= HIGHEST_STATE_PARTITIONS:
+        raise InvalidStatePartitionsError(
+            f"{where}: state_partitions={partitions!r}; expected a number of partitions, 1 to {HIGHEST_STATE_PARTITIONS}."
+        )
+    if partitions % parallelism:
+        raise InvalidStatePartitionsError(
+            f"{where}: state_partitions={partitions} with {parallelism} instances; expected a multiple of the number of "
+            "instances, which share the partitions evenly. The number is fixed with the first checkpoint: choose one that later "
+            "numbers of instances divide as well, such as 24 or 120."
+        )
+    keys = {how.key for how in inputs.values() if how.mode == "stream"}
+    if len(keys) != 1 or None in keys:
+        raise InvalidStatePartitionsError(
+            f"{where}: state_partitions={partitions}; expected inputs whose rows are routed by one column, which is the key of "
+            f"the state, found {', '.join(sorted(map(repr, keys))) or 'no stream'}. Name the column for each of them "
+            "(StageInput(key=...)), or leave out state_partitions."
+        )
+
 
 OutputMode = Literal["append", "update", "complete"]
 OUTPUT_MODES: frozenset[str] = frozenset({"append", "update", "complete"})

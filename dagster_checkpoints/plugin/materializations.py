@@ -17,9 +17,8 @@ import dagster as dg
 from dagster_checkpoints.control.clocks import Clocks
 from dagster_checkpoints.pipeline import CheckEvaluation, Pipeline
 from dagster_checkpoints.plugin.commit_checks import HeldChecks, check_result, evaluation_event
-from dagster_checkpoints.plugin.commit_schedule import CommitSchedule
-from dagster_checkpoints.plugin.data_versions import version_tags
-from dagster_checkpoints.plugin.event_time import event_time_metadata
+from dagster_checkpoints.plugin.event_metadata import event_time_metadata, version_tags
+from dagster_checkpoints.plugin.event_schedules import CommitSchedule
 from dagster_checkpoints.plugin.stage_assets import (
     COMMITTED_ROWS,
     FINISHED_BEFORE,

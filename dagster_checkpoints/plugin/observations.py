@@ -14,9 +14,8 @@ import dagster as dg
 
 from dagster_checkpoints.control.clocks import Clocks
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.plugin.address_metadata import address_metadata
-from dagster_checkpoints.plugin.event_time import event_time_metadata
-from dagster_checkpoints.plugin.observation_schedule import ObservationSchedule
+from dagster_checkpoints.plugin.event_metadata import address_metadata, event_time_metadata
+from dagster_checkpoints.plugin.event_schedules import ObservationSchedule
 from dagster_checkpoints.plugin.stage_assets import StageAssets, checkpoints_key
 from dagster_checkpoints.plugin.start_lines import query_name
 from dagster_checkpoints.spark.job.events import CheckpointDone, CheckpointNotDone, StageProgress

@@ -13,7 +13,7 @@ import dagster as dg
 from dagster_checkpoints.control.health import DEFAULT_THRESHOLDS, HealthThresholds
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.pipeline.number_values import is_count
+from dagster_checkpoints.pipeline.setting_values import is_count
 from dagster_checkpoints.plugin.asset_decorator import pipeline_assets
 from dagster_checkpoints.plugin.health_check import health_check
 from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
@@ -24,8 +24,7 @@ from dagster_checkpoints.plugin.sensors.health import build_health_sensor
 from dagster_checkpoints.plugin.sensors.recovery import build_recovery_sensor
 from dagster_checkpoints.plugin.sensors.reroot import build_reroot_sensor
 from dagster_checkpoints.plugin.sensors.run_schedule import build_burst_schedule, build_run_schedule
-from dagster_checkpoints.plugin.sensors.savepoint_check import build_savepoint_check_sensor
-from dagster_checkpoints.plugin.sensors.savepoint_schedule import build_savepoint_schedule
+from dagster_checkpoints.plugin.sensors.savepoints import build_savepoint_check_sensor, build_savepoint_schedule
 from dagster_checkpoints.plugin.sensors.stops import build_drain_sensor, build_suspend_sensor
 from dagster_checkpoints.plugin.stage_assets import instance_assets, run_selection, stage_keys, takes_run_config
 from dagster_checkpoints.plugin.stage_translator import DagsterStageTranslator

@@ -37,13 +37,27 @@ from dagster_checkpoints.execution.source_limits import BATCH_SECONDS
 from dagster_checkpoints.files.opening import open_store
 from dagster_checkpoints.files.store import ObjectStore
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.plugin.definition_checks import check_definition, flat_settings, run_settings
 from dagster_checkpoints.plugin.input_assets import input_assets
 from dagster_checkpoints.plugin.interrupts import interrupts_delayed
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
-from dagster_checkpoints.plugin.run_lineage import earlier_runs, origin_of, other_steps, retried_runs
-from dagster_checkpoints.plugin.run_tags import cleared_tags, has_no_end, tag_refusal, time_limit_tags
-from dagster_checkpoints.plugin.settings import KnownSettings, refuse_unknown, replacing_schema
+from dagster_checkpoints.plugin.runs import (
+    cleared_tags,
+    earlier_runs,
+    has_no_end,
+    origin_of,
+    other_steps,
+    retried_runs,
+    tag_refusal,
+    time_limit_tags,
+)
+from dagster_checkpoints.plugin.settings import (
+    KnownSettings,
+    check_definition,
+    flat_settings,
+    refuse_unknown,
+    replacing_schema,
+    run_settings,
+)
 from dagster_checkpoints.plugin.stage_assets import PIPELINE, StageAssets
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.session.spark_session import build_session, session_config
@@ -286,8 +300,7 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             dagster.Failure: The job cannot start or has failed; text and metadata name the cause and the remedy.
         """
         # The engine is not needed to define anything: what only lists definitions starts half a second earlier.
-        from dagster_checkpoints.plugin.job_run import JobRun
-        from dagster_checkpoints.plugin.job_thread import JobThread
+        from dagster_checkpoints.plugin.job_run import JobRun, JobThread
         from dagster_checkpoints.plugin.run_events import ReportIntervals, RunReporter, failure
 
         with interrupts_delayed():

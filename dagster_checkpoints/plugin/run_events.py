@@ -19,10 +19,9 @@ from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.execution.source_answers import silence_in_short, silence_text
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.plugin.address_metadata import address_metadata
-from dagster_checkpoints.plugin.commit_schedule import CommitSchedule
+from dagster_checkpoints.plugin.event_metadata import address_metadata
+from dagster_checkpoints.plugin.event_schedules import CommitSchedule, ObservationSchedule
 from dagster_checkpoints.plugin.materializations import PipelineMaterializations
-from dagster_checkpoints.plugin.observation_schedule import ObservationSchedule
 from dagster_checkpoints.plugin.observations import PipelineObservations
 from dagster_checkpoints.plugin.savepoints.recording import is_recorded_by_asker, record_savepoint
 from dagster_checkpoints.plugin.stage_assets import StageAssets

@@ -9,6 +9,8 @@ Where fused sources meet, the query is divided in front of the stage at which th
 query of its own, from its own offsets, with the stages behind it that pass its rows on. One that has ended is a finished stage.
 The event time of each source becomes that of the new channel from it. Must not know: storage, Spark, tasks.
 
+The stages of a chain run as one query again only if they read what they read then.
+
 Source: Spark numbers the stateful operators of a query from its output to its inputs (`IncrementalExecution`), and keeps their
 state in `state/<number>`; version n + 1 of the state belongs to batch n. It numbers the streams, too: for their offsets, and for
 what a source stores in `sources/<number>`.
@@ -16,32 +18,77 @@ what a source stores in `sources/<number>`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import msgspec
 
-from dagster_checkpoints.pipeline import ChannelId, EdgePattern, merging_stage
-from dagster_checkpoints.state.chain_layout import (
-    Reads,
-    changed_input,
-    changes_inside,
-    readers,
-    reads_of,
-    recorded_reads,
-)
+from dagster_checkpoints.pipeline import ChannelId, EdgePattern, Pipeline, joining_obstacle, merging_stage
 from dagster_checkpoints.state.errors import ChainLayoutChanged
 from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint, quoted
-from dagster_checkpoints.state.merged_channels import least_watermark
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelSnapshot,
     FusedSourceSnapshot,
+    InputMetadata,
     QuerySnapshot,
     StateFile,
     TaskSnapshot,
 )
-from dagster_checkpoints.state.stages_between import replaced_inputs
+from dagster_checkpoints.state.rescaled_channels import least_watermark
+from dagster_checkpoints.state.stages_between import ReplacedInput, replaced_inputs
 from dagster_checkpoints.state.views import EdgeView
+
+Reads = Mapping[str, list[str]]
+"""By stage, the stages that it reads; sources are not in it."""
+
+
+def reads_of(checkpoint: FittedCheckpoint) -> Reads:
+    """The stages that each stage of the pipeline that is to run reads."""
+    return {name: [edge.source for edge in edges] for name, edges in checkpoint.edges_into.items()}
+
+
+def recorded_reads(checkpoint: FittedCheckpoint, chain: ChainMetadata) -> Reads:
+    """What the stages of a recorded chain read of each other: as recorded up to its merging stage, then each the one in front."""
+    inputs = {name: [_recorded_name(each) for each in checkpoint.recorded[name].inputs or ()] for name in chain.stages}
+    merging = merging_stage(chain.stages, inputs)
+    first = chain.stages.index(merging) if merging else 0
+    reads = {name: inputs[name] for name in chain.stages[: first + 1] if merging and inputs[name]}
+    return {**reads, **{name: [upstream] for upstream, name in pairwise(chain.stages[first:])}}
+
+
+def _recorded_name(read: InputMetadata) -> str:
+    return read.before if isinstance(read, ReplacedInput) else read.stage
+
+
+def readers(before: Reads) -> dict[str, str]:
+    """By stage of a recorded chain, the stage of the chain that reads it."""
+    return {upstream: name for name, read in before.items() for upstream in read}
+
+
+def changed_input(reads: Reads, before: Reads) -> tuple[str, str] | None:
+    """The first stage of a chain that does not read exactly what it read there, after one of the stages that it read."""
+    return next(((read[0], name) for name, read in before.items() if sorted(reads.get(name, ())) != sorted(read)), None)
+
+
+def changes_inside(checkpoint: FittedCheckpoint, before: Reads) -> Iterator[tuple[str, str]]:
+    """The stages of a chain that cannot run in the query of those in front any more, each with the change in words.
+
+    Args:
+        checkpoint: the checkpoint, with the pipeline that is to run.
+        before: what the stages of the chain read of each other, see `recorded_reads`.
+    """
+    pipeline = checkpoint.pipeline
+    followed_by = readers(before)
+    for edge in pipeline.edges:
+        if edge.source in followed_by and edge.target != followed_by[edge.source]:
+            what = "reads" if edge.target in checkpoint.recorded else "is new, and reads"
+            yield followed_by[edge.source], f"{edge.target!r} {what} {edge.source!r}, whose rows do not leave that query"
+    for name in before:
+        obstacle = joining_obstacle(pipeline, name) if isinstance(pipeline, Pipeline) else None
+        if obstacle is not None:
+            yield name, obstacle
+
 
 _STATE = "state/"
 _SOURCES = "sources/"

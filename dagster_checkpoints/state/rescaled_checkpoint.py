@@ -24,7 +24,6 @@ from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint, KeyedS
 from dagster_checkpoints.state.inputs import recorded_inputs
 from dagster_checkpoints.state.instance_matches import InstanceMatches
 from dagster_checkpoints.state.key_groups import default_max_parallelism
-from dagster_checkpoints.state.merged_channels import least_watermark
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     CheckpointMetadata,
@@ -34,7 +33,7 @@ from dagster_checkpoints.state.metadata import (
     StaticTableSnapshot,
     TaskSnapshot,
 )
-from dagster_checkpoints.state.rescaled_channels import RescaledChannels, table_reader
+from dagster_checkpoints.state.rescaled_channels import RescaledChannels, least_watermark, table_reader
 from dagster_checkpoints.state.rescaled_instances import (
     dealt_out,
     has_ended,

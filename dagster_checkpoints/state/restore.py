@@ -12,8 +12,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.state.chain_layout import changed_input, changes_inside, reads_of, recorded_reads
-from dagster_checkpoints.state.divided_chains import ChainPart, check_layouts, divided
+from dagster_checkpoints.state.divided_chains import (
+    ChainPart,
+    changed_input,
+    changes_inside,
+    check_layouts,
+    divided,
+    reads_of,
+    recorded_reads,
+)
 from dagster_checkpoints.state.errors import PartlyFinishedUnionState
 from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint, KeyedStateShare, SettledInstance, quoted
 from dagster_checkpoints.state.inputs import check_inputs

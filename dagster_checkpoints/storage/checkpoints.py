@@ -27,10 +27,18 @@ from dagster_checkpoints.storage.layout import CheckpointKey, Layout
 from dagster_checkpoints.storage.ownership import Ownership
 from dagster_checkpoints.storage.savepoint_places import SavepointPlaces, StoredSavepoint
 from dagster_checkpoints.storage.savepoints import SavepointDirectory
-from dagster_checkpoints.storage.shared_files import SharedFiles
-from dagster_checkpoints.storage.shared_state import SharedStateRegistry
-from dagster_checkpoints.storage.state_files import CopyTarget, F, StateFileLike, StoredFile, copy_files, fetch_file, run_all
-from dagster_checkpoints.storage.state_sources import StateSource, as_source
+from dagster_checkpoints.storage.shared_files import SharedFiles, SharedStateRegistry
+from dagster_checkpoints.storage.state_files import (
+    CopyTarget,
+    F,
+    StateFileLike,
+    StateSource,
+    StoredFile,
+    as_source,
+    copy_files,
+    fetch_file,
+    run_all,
+)
 
 
 class CheckpointStorage:

@@ -1,25 +1,84 @@
 """One owner per pipeline: lease, fencing epoch and the commit point of checkpoints, all in ``state.json``.
 
-The rules are :mod:`dagster_checkpoints.execution.ownership`; this module performs them on a store, one procedure at a time.
-Must not know what a checkpoint holds.
+The rules are :mod:`dagster_checkpoints.execution.ownership`; this module performs them on a store, one procedure at a time, and
+encodes the file as indented JSON, so that people can read it. A thread renews the lease, so that slow storage never blocks the
+coordinator's loop. Must not know what a checkpoint holds.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
-from dagster_checkpoints.errors import NotFound
-from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
+import msgspec
+
+from dagster_checkpoints.errors import CorruptPipelineState, NotFound, OwnershipLost, UnknownPipelineStateVersion
 from dagster_checkpoints.execution.ownership import OwnershipSteps
-from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, EndedBy, JobState, PipelineState, StopAskedBy
+from dagster_checkpoints.execution.pipeline_state import (
+    UNKNOWN_ORIGIN,
+    VERSION,
+    CheckpointPointer,
+    EndedBy,
+    JobState,
+    Origin,
+    PipelineState,
+    StopAskedBy,
+)
 from dagster_checkpoints.execution.storage_steps import CreateState, ReadState, ReplaceState, Steps, StoredState, drive
 from dagster_checkpoints.files.store import ObjectStore, PutMode, UpdateVersion
 from dagster_checkpoints.storage.layout import Layout
-from dagster_checkpoints.storage.state_encoding import decode_state, encode_state
+
+_READABLE = range(1, VERSION + 1)
+"""Version 2 added how a job ended, the savepoint of its stop, and claimed savepoints; version 3 the requester of the stop, the
+job's runs, and where the pipeline is defined; version 4 that a burst can be the requester; version 5 the instances that stages
+have had. All these fields have defaults."""
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+# Created at import: two threads that decode a type for the first time at the same moment crash msgspec.
+_VERSIONS = msgspec.json.Decoder(_Version)
+_STATES = msgspec.json.Decoder(PipelineState)
+
+
+def encode_state(state: PipelineState) -> bytes:
+    """``state`` as the bytes of ``state.json``."""
+    return msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n"
+
+
+def decode_state(data: bytes, where: str) -> PipelineState:
+    """The state in the bytes of ``state.json``.
+
+    Args:
+        data: the file's bytes.
+        where: the file's URL, for the text of errors.
+
+    Raises:
+        UnknownPipelineStateVersion: a newer release wrote the file.
+        CorruptPipelineState: the bytes are not a pipeline's state.
+    """
+    try:
+        version = _VERSIONS.decode(data).version
+        if version in _READABLE:
+            # The next write has the newest version.
+            return msgspec.structs.replace(_STATES.decode(data), version=VERSION)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptPipelineState(
+            f"expected the state of a pipeline as JSON in {where}, found {len(data)} bytes that are not: "
+            f"{error}. Only this package writes the file, and replaces it as a whole: restore it from a "
+            "backup; or stop every run, delete the file and start the pipeline again: the run can then name the "
+            "checkpoint to restore from"
+        ) from error
+    raise UnknownPipelineStateVersion(
+        f"expected version {VERSION} or older in {where}, found version {version}: a newer release of "
+        "dagster-checkpoints wrote it. Run that release"
+    )
+
 
 T = TypeVar("T")
 
@@ -272,3 +331,65 @@ class Ownership:
     def _drive(self, steps: Steps[T]) -> T:
         with self._lock:
             return drive(steps, self._file.perform)
+
+
+class LeaseRenewer:
+    """Renews the lease after each third of it, after each tenth while storage fails; also a context manager.
+
+    Args:
+        ownership: the ownership whose lease is renewed.
+        on_lost: called once, on a thread of the renewer, with the error that ended the renewals (OwnershipLost, an
+            unreadable state, or any other error); also while a renewal is under way that storage neither carries out nor refuses.
+    """
+
+    def __init__(self, ownership: Ownership, on_lost: Callable[[Exception], None]) -> None:
+        self._ownership = ownership
+        self._on_lost = on_lost
+        self._stopping = threading.Event()
+        self._reporting = threading.Lock()
+        self._reported = False
+        self._thread = threading.Thread(target=self._run, name="lease-renewer", daemon=True)
+        self._watch = threading.Thread(target=self._watch_deadline, name="lease-deadline", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._watch.start()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Stop renewing; wait up to ``timeout`` seconds for a renewal under way (None: without limit). Idempotent."""
+        self._stopping.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def __enter__(self) -> LeaseRenewer:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        pause = self._ownership.lease_seconds / 3
+        while not self._stopping.wait(pause):
+            try:
+                renewed = self._ownership.renew()
+                pause = self._ownership.lease_seconds / (3 if renewed else 10)
+            except Exception as error:  # a thread that ended without a word would let the lease run out
+                self._report(error)
+                return
+
+    def _watch_deadline(self) -> None:
+        """Report the end of the lease where a renewal hangs, as on a file system whose server is away."""
+        while not self._stopping.wait(self._ownership.lease_seconds / 20):
+            if self._ownership.lost:
+                try:
+                    self._ownership.ensure()
+                except OwnershipLost as error:
+                    self._report(error)
+                return
+
+    def _report(self, error: Exception) -> None:
+        with self._reporting:
+            again, self._reported = self._reported, True
+        if not again and not self._stopping.is_set():
+            self._on_lost(error)

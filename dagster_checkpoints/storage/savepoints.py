@@ -43,7 +43,9 @@ from dagster_checkpoints.storage.state_files import (
     HashedFile,
     StateFileLike,
     StateFileProblem,
+    StateSource,
     StoredFile,
+    as_source,
     copy_files,
     fetch_file,
     hash_file,
@@ -51,7 +53,6 @@ from dagster_checkpoints.storage.state_files import (
     run_all,
     state_file_problem,
 )
-from dagster_checkpoints.storage.state_sources import StateSource, as_source
 
 _REMEDY = "Nothing was restored from it. Restore the object from a copy of the savepoint, or restore from another one"
 _NAMED_IN_ERRORS = 5

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_checkpoints.pipeline import Pipeline, StageKind
-from dagster_checkpoints.spark.job.plan_check import check_plans
+from dagster_checkpoints.spark.job.pipeline_checks import check_plans
 from dagster_checkpoints.state.errors import RestoreError
 from dagster_checkpoints.testing.check_errors import HistoryFailure, HistoryMismatchError, StageFindingError
 from dagster_checkpoints.testing.histories import Feed, History, Run, in_order, on_time, random_history, shrink, simpler

@@ -10,7 +10,7 @@ from bench import state
 from bench.environment import BenchFailed, Environment
 from dagster_checkpoints.state.metadata import CheckpointMetadata
 from dagster_checkpoints.state.metadata_file import decode, encode
-from dagster_checkpoints.state.redistribution import redistribute_lists
+from dagster_checkpoints.state.rescaled_instances import redistribute_lists
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import history_of
-from dagster_checkpoints.control.history_segments import HistorySegments
+from dagster_checkpoints.control.history import HistorySegments
 
 
 def recorded(world: Any, checkpoints: int = 30) -> None:

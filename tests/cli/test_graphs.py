@@ -11,8 +11,8 @@ import pytest
 from msgspec import structs
 
 from dagster_checkpoints import ParquetSink, Pipeline, StageInput, bounded_source, stage, unbounded_source
-from dagster_checkpoints.cli.graph_drawing import as_mermaid, as_text
 from dagster_checkpoints.cli.graph_model import PipelineGraph, combine, graph_of_checkpoint, graph_of_code, graph_of_status
+from dagster_checkpoints.cli.graphs import as_mermaid, as_text
 from dagster_checkpoints.control.status import InstanceStatus, PipelineStatus, StageStatus
 from dagster_checkpoints.pipeline import build_chains
 from dagster_checkpoints.spark.job.status_reporter import stage_inputs

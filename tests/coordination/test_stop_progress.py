@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dagster_checkpoints.coordination.checkpoints import CheckpointProperties
-from dagster_checkpoints.coordination.stop_progress import StopPhase, StopProgress
+from dagster_checkpoints.coordination.progress import StopPhase, StopProgress
 
 
 @pytest.mark.parametrize("drain", [False, True])

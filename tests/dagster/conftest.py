@@ -23,8 +23,7 @@ from dagster_checkpoints import (
 from dagster_checkpoints.control.request_box import RequestBox
 from dagster_checkpoints.control.requests import Answer, ControlRequest
 from dagster_checkpoints.control.status import InstanceStatus, PipelineStatus, StageStatus, write_status
-from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
-from dagster_checkpoints.execution.pipeline_state import JobState, Owner
+from dagster_checkpoints.execution.pipeline_state import UNKNOWN_ORIGIN, JobState, Origin, Owner
 from dagster_checkpoints.plugin.run_events import RunReporter
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
@@ -37,7 +36,7 @@ from dagster_checkpoints.state.metadata import (
 )
 from dagster_checkpoints.state.metadata_file import encode
 from dagster_checkpoints.storage import CheckpointStorage, open_store
-from dagster_checkpoints.storage.renewal import LeaseRenewer
+from dagster_checkpoints.storage.ownership import LeaseRenewer
 from tests.dagster.recorded_run import Recorder
 
 SPARK = {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"}

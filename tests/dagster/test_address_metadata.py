@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 from dagster_checkpoints import CheckpointCoordinatorResource
-from dagster_checkpoints.plugin.address_metadata import address_metadata
+from dagster_checkpoints.plugin.event_metadata import address_metadata
 
 
 def test_a_file_is_shown_as_a_path_which_a_browser_cannot_open_as_a_link() -> None:

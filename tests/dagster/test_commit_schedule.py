@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dagster_checkpoints import CheckpointCoordinatorResource
-from dagster_checkpoints.plugin.commit_schedule import CommitSchedule
+from dagster_checkpoints.plugin.event_schedules import CommitSchedule
 
 DAY = 24 * 60 * 60
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from dagster_checkpoints import CheckpointCoordinatorResource, Pipeline
 from dagster_checkpoints.errors import CorruptPipelineState, StorageUnavailable
 from dagster_checkpoints.plugin import time_limits
-from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor, write_cursor
-from dagster_checkpoints.plugin.sensors.pipeline_sensor import request_id
+from dagster_checkpoints.plugin.sensors.pipeline_sensor import Cursor, read_cursor, request_id, write_cursor
 from dagster_checkpoints.plugin.time_limits import TimeLimit, TimeLimitExceeded
 from dagster_checkpoints.sensors import build_drain_sensor, build_end_of_input_sensor, build_reroot_sensor, when
 from dagster_checkpoints.storage import CheckpointStorage

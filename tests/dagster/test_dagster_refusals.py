@@ -34,7 +34,7 @@ from dagster_checkpoints.plugin.settings import InvalidSettingError, UnknownSett
 from dagster_checkpoints.plugin.stage_assets import REFUSED, NotAPipelineAssetError
 from dagster_checkpoints.spark.session.spark_session import SparkSettingError
 from dagster_checkpoints.storage import CheckpointStorage, open_store
-from dagster_checkpoints.storage.renewal import LeaseRenewer
+from dagster_checkpoints.storage.ownership import LeaseRenewer
 from dagster_checkpoints.storage.root import NoStorageError
 
 Materialize = Callable[..., dg.ExecuteInProcessResult]

@@ -26,8 +26,7 @@ from dagster_checkpoints import (
 from dagster_checkpoints.execution.pipeline_state import Job, Owner, PipelineState
 from dagster_checkpoints.execution.start_point import is_repeated_start
 from dagster_checkpoints.plugin import resource
-from dagster_checkpoints.plugin.run_lineage import earlier_runs, retried_runs
-from dagster_checkpoints.plugin.run_tags import RECOVERS
+from dagster_checkpoints.plugin.runs import RECOVERS, earlier_runs, retried_runs
 from dagster_checkpoints.plugin.stage_assets import FINISHED_BEFORE, REFUSED
 from dagster_checkpoints.spark.errors import NothingToRestoreError
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted, SavepointDone

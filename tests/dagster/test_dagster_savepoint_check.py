@@ -18,7 +18,7 @@ from dagster_checkpoints import (
     savepoint_check,
     stage,
 )
-from dagster_checkpoints.plugin.address_metadata import address_metadata
+from dagster_checkpoints.plugin.event_metadata import address_metadata
 from dagster_checkpoints.plugin.stage_assets import PIPELINE
 
 Owner = Callable[..., Any]

@@ -19,9 +19,9 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobO
 from dagster._core.utils import make_new_run_id
 
 from dagster_checkpoints import Pipeline
-from dagster_checkpoints.plugin.run_tags import ATTEMPT, RECOVERS
+from dagster_checkpoints.plugin.runs import ATTEMPT, RECOVERS
 from dagster_checkpoints.plugin.sensors import pipeline_sensor
-from dagster_checkpoints.plugin.sensors.waiting_runs import OwnerAction, owner_action
+from dagster_checkpoints.plugin.sensors.pipeline_runs import OwnerAction, owner_action
 from dagster_checkpoints.plugin.stage_assets import PIPELINE, REFUSED, NotAPipelineAssetError
 from dagster_checkpoints.sensors import Backoff, build_recovery_sensor
 

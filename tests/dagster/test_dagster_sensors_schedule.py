@@ -21,7 +21,7 @@ from dagster_checkpoints import (
     savepoint_asset,
 )
 from dagster_checkpoints.errors import InvalidRequest, InvalidStorageUrl, StorageUnavailable
-from dagster_checkpoints.execution.origin import Origin
+from dagster_checkpoints.execution.pipeline_state import Origin
 from dagster_checkpoints.plugin.sensors import run_schedule
 from dagster_checkpoints.plugin.stage_assets import PIPELINE, NotAPipelineAssetError
 from dagster_checkpoints.storage import CheckpointStorage

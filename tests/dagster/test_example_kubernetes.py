@@ -238,7 +238,7 @@ def test_the_tag_of_the_job_is_checked_by_dagster(orders: ModuleType) -> None:
 
 
 def test_a_recovered_run_has_the_pod_of_the_failed_one(orders: ModuleType) -> None:
-    from dagster_checkpoints.plugin.run_tags import repeated_tags
+    from dagster_checkpoints.plugin.runs import repeated_tags
 
     tags = dict(orders.defs.resolve_job_def("orders_job").tags)
     assert repeated_tags(tags | {"dagster/run_key": "1"}) == tags

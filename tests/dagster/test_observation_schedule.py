@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dagster_checkpoints import CheckpointCoordinatorResource
-from dagster_checkpoints.plugin.observation_schedule import ObservationSchedule
+from dagster_checkpoints.plugin.event_schedules import ObservationSchedule
 
 DAY = 24 * 60 * 60
 DEFAULT = CheckpointCoordinatorResource().observe_every

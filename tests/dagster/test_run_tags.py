@@ -20,7 +20,7 @@ from dagster_checkpoints import (
     stage,
     unbounded_source,
 )
-from dagster_checkpoints.plugin.run_tags import RETRY_NUMBER, repeated_tags, time_limit_tags
+from dagster_checkpoints.plugin.runs import RETRY_NUMBER, repeated_tags, time_limit_tags
 from dagster_checkpoints.plugin.stage_assets import REFUSED
 
 

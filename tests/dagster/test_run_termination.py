@@ -19,8 +19,7 @@ from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.restarts import NoRestart
 from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.pipeline import CheckEvaluation
-from dagster_checkpoints.plugin.job_run import JobRun
-from dagster_checkpoints.plugin.job_thread import JobEnded, JobThread
+from dagster_checkpoints.plugin.job_run import JobEnded, JobRun, JobThread
 from dagster_checkpoints.plugin.run_events import RunReporter
 from dagster_checkpoints.plugin.stage_assets import reports_end
 from dagster_checkpoints.spark.job.events import JobResult, LeaseWatched, SinkCommitted, StageFinished

@@ -32,7 +32,7 @@ from dagster_checkpoints.sensors import (
     build_savepoint_schedule,
     live_lag_zero,
 )
-from dagster_checkpoints.sources.lake.arguments import check_arguments
+from dagster_checkpoints.sources.lake.positions import check_arguments
 
 
 @unbounded_source(sink=ParquetSink("/nowhere"))

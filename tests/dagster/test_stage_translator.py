@@ -25,7 +25,6 @@ from dagster_checkpoints import (
 )
 from dagster_checkpoints import stage as pipeline_stage
 from dagster_checkpoints.definitions.pipelines import pipelines_of
-from dagster_checkpoints.plugin.code_version import code_version
 from dagster_checkpoints.plugin.stage_assets import (
     DuplicateAssetKeyError,
     PartitionedStageError,
@@ -33,6 +32,7 @@ from dagster_checkpoints.plugin.stage_assets import (
     StageDependencyError,
     stage_keys,
 )
+from dagster_checkpoints.plugin.stage_translator import code_version
 
 API_PAGE = Path(__file__).resolve().parents[2] / "docs/api.md"
 HOURLY = dg.AutomationCondition.on_cron("0 * * * *")

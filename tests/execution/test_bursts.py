@@ -16,8 +16,8 @@ from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.burst import AGAIN_SECONDS, Burst
 from dagster_checkpoints.execution.job_events import Failure, TaskFailure
 from dagster_checkpoints.execution.job_requests import AnswerRequest
-from dagster_checkpoints.execution.split_enumerators import SplitEnumerators
 from dagster_checkpoints.execution.split_events import EnumeratorStart, SplitRequest, SplitsDiscovered
+from dagster_checkpoints.execution.splits import SplitEnumerators
 from dagster_checkpoints.execution.task_events import SourceEnded, SourcesRead
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state.metadata import EnumeratorState

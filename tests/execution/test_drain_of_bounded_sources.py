@@ -9,9 +9,8 @@ from dagster_checkpoints.execution import job_actions as do
 from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.execution.job_events import TaskFailure
 from dagster_checkpoints.execution.job_requests import AnswerRequest, SourceInstance, WaitingDrain
-from dagster_checkpoints.execution.messages import EndInput
-from dagster_checkpoints.execution.source_ends import SourceEnds
-from dagster_checkpoints.execution.task_events import SourceEnded
+from dagster_checkpoints.execution.sources import SourceEnds
+from dagster_checkpoints.execution.task_events import EndInput, SourceEnded
 from dagster_checkpoints.pipeline import TaskId
 from tests.execution.job_harness import ALL, BROKEN, A, B, Job, pick, sent
 

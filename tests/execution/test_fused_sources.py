@@ -15,9 +15,9 @@ from dagster_checkpoints.coordination.events import EndOfDataReached
 from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import BarrierMark, WatermarkStatus
 from dagster_checkpoints.execution.fused_sources import FusedSource
-from dagster_checkpoints.execution.messages import EndInput
 from dagster_checkpoints.execution.task_events import (
     AdvanceEventTime,
+    EndInput,
     Forward,
     HoldSources,
     PinnedInputs,

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from dagster_checkpoints.coordination.watermarks import MIN_WATERMARK_MS
 from dagster_checkpoints.execution.elements import EndOfData, WatermarkAt, WatermarkStatus
+from dagster_checkpoints.execution.event_time import GateWatermarks, OutputEventTime
 from dagster_checkpoints.execution.gate_snapshots import BarrierMemory, pinned_inputs
-from dagster_checkpoints.execution.gate_watermarks import GateWatermarks
-from dagster_checkpoints.execution.input_channel import GateChannel, InputChannel
-from dagster_checkpoints.execution.output_event_time import OutputEventTime
-from dagster_checkpoints.execution.restored_channels import gate_channel
+from dagster_checkpoints.execution.input_channel import GateChannel, InputChannel, gate_channel
 from dagster_checkpoints.execution.task_events import Forward, QueryBuilt, WatermarkReached
 
 

@@ -40,8 +40,7 @@ from dagster_checkpoints.execution.job_events import Failure, JobBeginning, JobM
 from dagster_checkpoints.execution.job_machine import RETRY_SECONDS
 from dagster_checkpoints.execution.job_phases import JobPhase
 from dagster_checkpoints.execution.job_requests import AnswerRequest
-from dagster_checkpoints.execution.messages import EndInput
-from dagster_checkpoints.execution.task_events import SourceEnded
+from dagster_checkpoints.execution.task_events import EndInput, SourceEnded
 from tests.execution.job_harness import (
     ALL,
     BROKEN,

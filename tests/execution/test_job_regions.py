@@ -33,7 +33,7 @@ from dagster_checkpoints.execution.job_events import Failure, JobBeginning, Rest
 from dagster_checkpoints.execution.job_machine import RETRY_SECONDS
 from dagster_checkpoints.execution.job_phases import JobPhase
 from dagster_checkpoints.execution.job_requests import AnswerRequest, SourceInstance
-from dagster_checkpoints.execution.messages import EndInput
+from dagster_checkpoints.execution.task_events import EndInput
 from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, Vertex, VertexEdge
 from tests.execution.job_harness import BROKEN, Job, pick, restore_point, sent
 

@@ -6,7 +6,7 @@ import pytest
 
 from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import WatermarkAt, WatermarkStatus
-from dagster_checkpoints.execution.output_event_time import OutputEventTime
+from dagster_checkpoints.execution.event_time import OutputEventTime
 from dagster_checkpoints.execution.task_events import WatermarkReached
 
 

@@ -19,9 +19,8 @@ from dagster_checkpoints.errors import (
     StorageUnavailable,
     WriteConflict,
 )
-from dagster_checkpoints.execution.origin import Origin
 from dagster_checkpoints.execution.ownership import OwnershipSteps
-from dagster_checkpoints.execution.pipeline_state import Job, PipelineState
+from dagster_checkpoints.execution.pipeline_state import Job, Origin, PipelineState
 from dagster_checkpoints.execution.storage_steps import ReadState, ReplaceState, Steps, StoredState, drive
 from tests.execution.storage_scripts import BOB, LEASE, NOW, Clock, follow, owned, pointer, state
 

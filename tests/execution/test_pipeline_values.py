@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.execution.origin import Origin, is_same_pipeline
-from dagster_checkpoints.execution.pipeline_state import Job, PipelineState, describe_end, describe_owner
+from dagster_checkpoints.execution.pipeline_state import (
+    Job,
+    Origin,
+    PipelineState,
+    describe_end,
+    describe_owner,
+    is_same_pipeline,
+)
 from dagster_checkpoints.execution.storage_steps import Steps, drive
 from tests.execution.storage_scripts import pointer, state
 

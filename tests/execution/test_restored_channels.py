@@ -6,8 +6,7 @@ import pytest
 
 from dagster_checkpoints.coordination.watermarks import MIN_WATERMARK_MS, ChannelWatermark
 from dagster_checkpoints.execution.elements import EndOfData, EndOfPartition, WatermarkAt
-from dagster_checkpoints.execution.input_channel import GateChannel
-from dagster_checkpoints.execution.restored_channels import first_elements, gate_channel
+from dagster_checkpoints.execution.input_channel import GateChannel, first_elements, gate_channel
 from dagster_checkpoints.state.metadata import ChannelEnd, ChannelSnapshot
 
 END = [EndOfData(drain=True), EndOfPartition()]

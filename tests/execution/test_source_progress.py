@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from dagster_checkpoints.execution.source_progress import SourceProgress
+from dagster_checkpoints.execution.sources import SourceProgress
 
 Begins, Nothing = "begins", "nothing"
 Step = tuple[str, int]

@@ -13,8 +13,6 @@ from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.errors import UnexpectedEvent
 from dagster_checkpoints.coordination.events import EndOfDataReached, TaskStateChanged
 from dagster_checkpoints.coordination.plan import TaskState
-from dagster_checkpoints.execution.messages import EndInput
-from dagster_checkpoints.execution.split_enumerators import SplitCounts, SplitEnumerator, SplitEnumerators
 from dagster_checkpoints.execution.split_events import (
     AssignSplit,
     EnumeratorStart,
@@ -22,7 +20,8 @@ from dagster_checkpoints.execution.split_events import (
     SplitRequest,
     SplitsDiscovered,
 )
-from dagster_checkpoints.execution.task_events import PinSnapshot, ReadSplit, Report, SplitRead, StopSource, TaskOpened
+from dagster_checkpoints.execution.splits import SplitCounts, SplitEnumerator, SplitEnumerators
+from dagster_checkpoints.execution.task_events import EndInput, PinSnapshot, ReadSplit, Report, SplitRead, StopSource, TaskOpened
 from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.pipeline import TaskId
 from dagster_checkpoints.state.metadata import EnumeratorState, TaskSnapshot

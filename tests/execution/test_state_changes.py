@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from dagster_checkpoints.execution import state_changes as changes
-from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN
-from dagster_checkpoints.execution.pipeline_state import Job
+from dagster_checkpoints.execution.pipeline_state import UNKNOWN_ORIGIN, Job
 from tests.execution.storage_scripts import NOW, pointer, state
 
 

@@ -25,13 +25,13 @@ from dagster_checkpoints.execution.elements import (
 )
 from dagster_checkpoints.execution.fused_sources import FusedSource
 from dagster_checkpoints.execution.input_channel import GateChannel
-from dagster_checkpoints.execution.messages import EndInput
 from dagster_checkpoints.execution.task_events import (
     BacklogMeasured,
     BetweenBatches,
     BuildQuery,
     DropSnapshot,
     ElementsArrived,
+    EndInput,
     Evaluated,
     EvaluateOnce,
     Forward,

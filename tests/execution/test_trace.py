@@ -27,8 +27,21 @@ from dagster_checkpoints.coordination.events import (
 )
 from dagster_checkpoints.coordination.failures import FailureReason
 from dagster_checkpoints.coordination.plan import TaskState
-from dagster_checkpoints.execution.trace import Created, Handled, Recorder, about, made, read, replay
-from dagster_checkpoints.execution.trace_codec import CorruptTrace, Opaque, class_of, decode, encode, name_of
+from dagster_checkpoints.execution.trace import (
+    CorruptTrace,
+    Created,
+    Handled,
+    Opaque,
+    Recorder,
+    about,
+    class_of,
+    decode,
+    encode,
+    made,
+    name_of,
+    read,
+    replay,
+)
 from dagster_checkpoints.pipeline import EdgePattern, ExecutionGraph, TaskId, Vertex, VertexEdge
 from dagster_checkpoints.state.metadata import TaskSnapshot
 

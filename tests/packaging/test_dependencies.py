@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from dagster_checkpoints.plugin.scaffolded_pipeline import pipeline_file
+from dagster_checkpoints.plugin.component import pipeline_file
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

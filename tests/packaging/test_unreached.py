@@ -13,7 +13,7 @@ RUNTIME = ("plugin", "cli", "spark", "sources", "sinks", "control", "storage")
 """The floors above the pure ones."""
 UNREACHED = {
     "coordination/config.py": ("max_queued", "keep_on_finish"),
-    "execution/restored_channels.py": ("overtaken",),
+    "execution/input_channel.py": ("overtaken",),
 }
 """By module of the core, names in it, or settings, that no run reaches."""
 

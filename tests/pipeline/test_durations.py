@@ -13,8 +13,8 @@ from click.testing import CliRunner
 import dagster_checkpoints as dc
 from dagster_checkpoints.cli.app import app
 from dagster_checkpoints.errors import DagsterCheckpointsError
-from dagster_checkpoints.pipeline.durations import no_seconds
 from dagster_checkpoints.pipeline.errors import InvalidDurationError
+from dagster_checkpoints.pipeline.setting_values import no_seconds
 from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
 from dagster_checkpoints.plugin.sensors.recovery import Backoff
 

@@ -24,8 +24,7 @@ from dagster_checkpoints.control.history import (
     VertexParts,
 )
 from dagster_checkpoints.control.status import InstanceStatus, PipelineStatus, StageStatus
-from dagster_checkpoints.report.building import DETAILED, build_report
-from dagster_checkpoints.report.page import as_json, page
+from dagster_checkpoints.report.building import DETAILED, as_json, build_report, page
 from dagster_checkpoints.report.stages import series
 from dagster_checkpoints.report.values import PipelineReport
 

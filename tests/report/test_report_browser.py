@@ -13,8 +13,7 @@ import pytest
 
 from bench.report import history_of, report_of
 from dagster_checkpoints.control.history import Entries
-from dagster_checkpoints.report.building import build_report
-from dagster_checkpoints.report.page import page
+from dagster_checkpoints.report.building import build_report, page
 from tests.report.browser import NAMES, Browser, found_browser
 
 TABS = ("overview", "graph", "history", "summary", "timeline", "configuration")

@@ -30,8 +30,8 @@ from dagster_checkpoints.sinks import (
 )
 from dagster_checkpoints.sinks.engine import SinkScope
 from dagster_checkpoints.sinks.kafka.cluster import KafkaCluster
-from dagster_checkpoints.sinks.kafka.ledger_topic import LedgerValues, ledger_key
 from dagster_checkpoints.sinks.kafka.messages import MessageFormat
+from dagster_checkpoints.sinks.kafka.topics import LedgerValues, ledger_key
 from dagster_checkpoints.sinks.ledger import SinkOwner
 
 TEXTS = ["plain", 'a "quote" and a \\', "line\nand\ttab\r\b\f\x00\x1f", "§ 漢 😀 \u2028", "", None]

@@ -29,7 +29,7 @@ from dagster_checkpoints.sinks import (
     SqlSink,
     TwoPhaseCommitSink,
 )
-from dagster_checkpoints.sinks.kafka.staging import StagedMessages
+from dagster_checkpoints.sinks.kafka.messages import StagedMessages
 from dagster_checkpoints.sinks.unwritable import place_error, try_directory
 from dagster_checkpoints.spark.tasks.task_sink import reaching_sink
 from dagster_checkpoints.systems.errors import (

@@ -26,8 +26,8 @@ from dagster_checkpoints.sources import (
     SourceRowsLost,
     read_delta_table,
 )
+from dagster_checkpoints.sources.delta.commits import other_columns, unreadable_columns
 from dagster_checkpoints.sources.delta.history import DeltaHistory
-from dagster_checkpoints.sources.delta.schemas import other_columns, unreadable_columns
 
 
 def opened(table: Path, changed_rows: Any = "refuse") -> DeltaHistory:

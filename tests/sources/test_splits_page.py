@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dagster_checkpoints.pipeline import Pipeline, split_source
-from dagster_checkpoints.plugin.code_version import code_version
+from dagster_checkpoints.plugin.stage_translator import code_version
 
 
 def test_the_page_of_the_documentation() -> None:

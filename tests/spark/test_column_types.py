@@ -12,7 +12,7 @@ from pyspark.sql import types as t
 
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage
 from dagster_checkpoints.spark.errors import StageResultError
-from dagster_checkpoints.spark.job.plan_check import check_plans
+from dagster_checkpoints.spark.job.pipeline_checks import check_plans
 from dagster_checkpoints.spark.query.column_types import not_written, repeated_names
 from dagster_checkpoints.spark.query.stage_inputs import nullable
 

@@ -19,7 +19,7 @@ from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.errors import SourceFileError, StageError, StageFailedError, StageResultError
 from dagster_checkpoints.spark.job.events import JobRestarting
-from dagster_checkpoints.spark.job.plan_check import check_plans
+from dagster_checkpoints.spark.job.pipeline_checks import check_plans
 
 ROWS = "k string, v long"
 FOLDER = str(Path(__file__).parent)
@@ -199,7 +199,7 @@ def test_a_coroutine_is_no_dataframe(spark: SparkSession) -> None:
 def test_a_dataframe_of_spark_connect_is_of_another_session() -> None:
     from pyspark.sql import DataFrame
 
-    from dagster_checkpoints.spark.query.stage_results import no_dataframe
+    from dagster_checkpoints.spark.query.stage_calls import no_dataframe
 
     connect = type("DataFrame", (DataFrame,), {"__module__": "pyspark.sql.connect.dataframe", "__new__": object.__new__})
     assert "Spark Connect" in no_dataframe(connect())

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
-from dagster_checkpoints.spark.job.plan_check import check_plans
+from dagster_checkpoints.spark.job.pipeline_checks import check_plans
 
 ROWS = "k string, ts timestamp, v long"
 

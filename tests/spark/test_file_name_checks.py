@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage
 from dagster_checkpoints.spark.errors import PlanRefusedError
-from dagster_checkpoints.spark.job.plan_check import check_plans
+from dagster_checkpoints.spark.job.pipeline_checks import check_plans
 from tests.spark.conftest import Lab
 
 ROWS = "k string, v long"

@@ -16,12 +16,13 @@ from dagster_checkpoints.errors import repeats_by_nature
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageKind, bounded_source, unbounded_source
 from dagster_checkpoints.spark.errors import SourcePathError, SourceRowsLostError
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobRestarting
-from dagster_checkpoints.spark.query.file_batches import (
+from dagster_checkpoints.spark.query.file_streams import (
     FilesOutsidePartitions,
+    FilesReadTwice,
     PartitionColumnsAppeared,
     PlannedFilesGone,
+    check_file_paths,
 )
-from dagster_checkpoints.spark.query.file_paths import FilesReadTwice, check_file_paths
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 
 FOLDERS = ["raw [2026]", "raw {a,b}", "raw {a", "raw *", "raw ?", "raw ]", "raw plain", "raw 50%", "raw #1", "a/x", "b/x"]

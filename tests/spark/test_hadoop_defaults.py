@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from dagster_checkpoints.spark.session.hadoop_defaults import forget_files_of_defaults
+from dagster_checkpoints.spark.session.hadoop import forget_files_of_defaults
 from dagster_checkpoints.spark.session.spark_session import prepare_session
 
 GZIP = b"\x1f\x8b\x08"
@@ -87,5 +87,5 @@ def test_a_session_of_another_hadoop_is_used_as_it_is(spark: SparkSession, monke
     def fails(jvm: Any, name: str) -> Any:
         raise RuntimeError(f"no field {name}")
 
-    monkeypatch.setattr("dagster_checkpoints.spark.session.hadoop_defaults._field", fails)
+    monkeypatch.setattr("dagster_checkpoints.spark.session.hadoop._field", fails)
     assert not forget_files_of_defaults(spark)

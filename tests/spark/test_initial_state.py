@@ -12,7 +12,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.spark.errors import PlanRefusedError
-from dagster_checkpoints.spark.job.plan_check import check_plans
+from dagster_checkpoints.spark.job.pipeline_checks import check_plans
 from tests.spark.conftest import Lab
 
 ROWS = "k long, ts timestamp, v long"

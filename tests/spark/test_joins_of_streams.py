@@ -30,7 +30,7 @@ from bench.stream_programs.search import run_case
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageContext, bounded_source, stage
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.errors import PlanRefusedError
-from dagster_checkpoints.spark.job.plan_check import check_plans
+from dagster_checkpoints.spark.job.pipeline_checks import check_plans
 from dagster_checkpoints.spark.query.fused_plans import fused_source
 from dagster_checkpoints.spark.query.join_checks import check_join_keys, check_null_keys
 from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from dagster_checkpoints.spark.session.local_files import CLASSES, UNCHECKED, compiled, use_local_files
+from dagster_checkpoints.spark.session.hadoop import CLASSES, UNCHECKED, compiled, use_local_files
 
 CHECKED = "fs.file.impl"
 OURS = "dagster_checkpoints.LocalFiles$"

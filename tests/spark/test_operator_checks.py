@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage
 from dagster_checkpoints.spark.errors import PlanRefusedError
-from dagster_checkpoints.spark.job.plan_check import check_plans
+from dagster_checkpoints.spark.job.pipeline_checks import check_plans
 
 ROWS = "k string, ts timestamp, v long"
 HOUR = "window(ts, '1 hour')"

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.errors import PlanRefusedError
-from dagster_checkpoints.spark.job.plan_check import check_plans
+from dagster_checkpoints.spark.job.pipeline_checks import check_plans
 
 NEAR = "k = rk AND rts BETWEEN ts AND ts + INTERVAL 5 MINUTES"
 

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from dagster_checkpoints import ParquetSink, Pipeline, bounded_source, stage
-from dagster_checkpoints.spark.job.plan_check import check_plans
+from dagster_checkpoints.spark.job.pipeline_checks import check_plans
 from dagster_checkpoints.testing import (
     HistoryMismatchError,
     InvalidTestRowsError,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from dagster_checkpoints.spark.session.prompt_answers import PromptSocket
+from dagster_checkpoints.spark.session.launcher import PromptSocket
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has TCP_QUICKACK")
 PIECES = 40_000

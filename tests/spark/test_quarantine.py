@@ -27,7 +27,7 @@ from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.channels import outputs, segments
 from dagster_checkpoints.spark.errors import StageQuarantineError
 from dagster_checkpoints.spark.job.events import CheckpointDone, CheckpointNotDone, JobRestarting, StageFinished
-from dagster_checkpoints.spark.job.plan_check import check_plans
+from dagster_checkpoints.spark.job.pipeline_checks import check_plans
 
 ROWS = "file long, k string, ts timestamp, v long"
 CONDITIONS = {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
-from dagster_checkpoints.control.history_segments import read_history
+from dagster_checkpoints.control.history import read_history
 from dagster_checkpoints.coordination.restarts import FixedDelayRestart
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.spark.errors import JobFailedError, StageFailedError

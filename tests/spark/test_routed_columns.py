@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, stage, unbounded_source
-from dagster_checkpoints.spark.job.plan_check import check_plans
+from dagster_checkpoints.spark.job.pipeline_checks import check_plans
 from tests.spark.conftest import Lab
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from pyspark.sql import types as t
 
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.spark.errors import KeyTypesError
-from dagster_checkpoints.spark.job.plan_check import check_plans
-from dagster_checkpoints.spark.job.restoring import read_restored
-from dagster_checkpoints.spark.query.routed_types import hash_form
+from dagster_checkpoints.spark.job.job_start import read_restored
+from dagster_checkpoints.spark.job.pipeline_checks import check_plans
+from dagster_checkpoints.spark.query.routed_keys import hash_form
 from dagster_checkpoints.state.errors import InputsChanged
 
 NUMBERS = ("null", "-1", "0", "1", "7")

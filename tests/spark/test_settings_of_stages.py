@@ -8,7 +8,7 @@ import pytest
 
 from dagster_checkpoints import ParquetSink, Pipeline, stage, unbounded_source
 from dagster_checkpoints.cli import check
-from dagster_checkpoints.spark.job.plan_check import check_plans
+from dagster_checkpoints.spark.job.pipeline_checks import check_plans
 from dagster_checkpoints.spark.session import spark_session
 from dagster_checkpoints.spark.session.spark_session import SparkSettingError
 

@@ -23,7 +23,7 @@ from dagster_checkpoints.spark.errors import (
     StageFailedError,
 )
 from dagster_checkpoints.spark.job.events import JobStarted
-from dagster_checkpoints.spark.job.plan_check import check_plans
+from dagster_checkpoints.spark.job.pipeline_checks import check_plans
 from dagster_checkpoints.spark.query import source_checks
 from dagster_checkpoints.spark.query.source_checks import (
     COMMITS_OFFSETS,

@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 from dagster_checkpoints.cli.loading import CodeNotImported, load_code
 from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage
 from dagster_checkpoints.spark.errors import PlanRefusedError, StageError, StageFailedError
-from dagster_checkpoints.spark.job.plan_check import check_plans
-from dagster_checkpoints.spark.query.spark_advice import advice_on_failed_query, no_pandas
+from dagster_checkpoints.spark.job.pipeline_checks import check_plans
+from dagster_checkpoints.spark.query.error_text import advice_on_failed_query, no_pandas
 
 FLIGHTS = "k string, ts timestamp, v long"
 

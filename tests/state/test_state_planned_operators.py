@@ -14,8 +14,13 @@ from dagster_checkpoints.state.metadata import (
     StageInstanceSnapshot,
     TaskSnapshot,
 )
-from dagster_checkpoints.state.planned_operators import PlannedDifference, difference, layout_difference
-from dagster_checkpoints.state.plans import check_divided_plans, check_stateful_plans
+from dagster_checkpoints.state.plans import (
+    PlannedDifference,
+    check_divided_plans,
+    check_stateful_plans,
+    difference,
+    layout_difference,
+)
 
 A, B, C, D = "where a", "where b", "where c", "where d"
 

@@ -18,7 +18,7 @@ from dagster_checkpoints.state.metadata import (
     StageMetadata,
     TaskSnapshot,
 )
-from dagster_checkpoints.state.redistribution import (
+from dagster_checkpoints.state.rescaled_instances import (
     redistribute_broadcasts,
     redistribute_lists,
     redistribute_operator_states,

@@ -14,7 +14,6 @@ from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, s
 from dagster_checkpoints.state.fitted_checkpoint import FittedCheckpoint
 from dagster_checkpoints.state.inputs import recorded_inputs
 from dagster_checkpoints.state.key_groups import key_groups_of, owner_of
-from dagster_checkpoints.state.merged_channels import MergedEventTime, OldChannel, least_watermark, one_after_the_other
 from dagster_checkpoints.state.metadata import (
     ChainMetadata,
     ChannelElement,
@@ -30,7 +29,13 @@ from dagster_checkpoints.state.metadata import (
     WatermarkAt,
     WatermarkStatus,
 )
-from dagster_checkpoints.state.rescaled_channels import SegmentShare
+from dagster_checkpoints.state.rescaled_channels import (
+    MergedEventTime,
+    OldChannel,
+    SegmentShare,
+    least_watermark,
+    one_after_the_other,
+)
 from dagster_checkpoints.state.rescaled_checkpoint import with_instances
 
 SINK: Any = object()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.execution.split_enumerators import SplitEnumerator, enumerator_starts
 from dagster_checkpoints.execution.split_events import AssignSplit, NoMoreSplits, SplitRequest
+from dagster_checkpoints.execution.splits import SplitEnumerator, enumerator_starts
 from dagster_checkpoints.pipeline import FunctionSplitSource, Pipeline, StageInput, TaskId, stage
 from dagster_checkpoints.state.errors import InstancesChanged
 from dagster_checkpoints.state.inputs import recorded_inputs

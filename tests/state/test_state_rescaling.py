@@ -25,7 +25,7 @@ from dagster_checkpoints.state.metadata import (
     TaskSnapshot,
 )
 from dagster_checkpoints.state.metadata_file import decode, encode
-from dagster_checkpoints.state.redistribution import redistribute_operator_states
+from dagster_checkpoints.state.rescaled_instances import redistribute_operator_states
 from dagster_checkpoints.state.restore import check_union_states, validate_restore
 
 CHAINS = {"a": ("a", "b"), "c": ("c",)}

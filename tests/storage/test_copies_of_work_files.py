@@ -20,8 +20,7 @@ from dagster_checkpoints.files.local import LocalStore
 from dagster_checkpoints.files.s3 import S3Store
 from dagster_checkpoints.state.metadata import StateFile
 from dagster_checkpoints.storage import CheckpointStorage
-from dagster_checkpoints.storage.state_files import CopyTarget
-from dagster_checkpoints.storage.state_sources import FileIdentity, StoredObject
+from dagster_checkpoints.storage.state_files import CopyTarget, FileIdentity, StoredObject
 from resources.embedded_s3 import EmbeddedS3, Fault
 
 MB = 1024 * 1024

@@ -8,20 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_checkpoints.control import history_segments
+from dagster_checkpoints.control import history
 from dagster_checkpoints.control.history import (
     CheckpointEntry,
     Entries,
     EventEntry,
     HistorySample,
+    HistorySegments,
     InstancePart,
     Measured,
     StageSample,
     VertexParts,
     decode_segment,
     encode_segment,
+    read_history,
 )
-from dagster_checkpoints.control.history_segments import HistorySegments, read_history
 from dagster_checkpoints.errors import CorruptHistory, StorageUnavailable
 from dagster_checkpoints.storage import CheckpointStorage
 from dagster_checkpoints.storage.layout import HistoryKey, Layout
@@ -75,7 +76,7 @@ def test_a_pipeline_without_a_history(storage: CheckpointStorage) -> None:
 
 
 def test_a_growing_segment_is_rewritten_until_it_is_full(storage: CheckpointStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_segments, "FULL_CHECKPOINTS", 3)
+    monkeypatch.setattr(history, "FULL_CHECKPOINTS", 3)
     segments = HistorySegments(storage, 7)
     found = []
     for number in range(1, 8):
@@ -86,7 +87,7 @@ def test_a_growing_segment_is_rewritten_until_it_is_full(storage: CheckpointStor
 
 
 def test_a_segment_is_full_of_bytes_too(storage: CheckpointStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_segments, "FULL_BYTES", len(encode_segment(of(1, 2))))
+    monkeypatch.setattr(history, "FULL_BYTES", len(encode_segment(of(1, 2))))
     segments = HistorySegments(storage, 1)
     for number in (1, 2, 3):
         segments.append(of(number))
@@ -94,8 +95,8 @@ def test_a_segment_is_full_of_bytes_too(storage: CheckpointStorage, monkeypatch:
 
 
 def test_only_the_newest_full_segments_are_kept(storage: CheckpointStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_segments, "FULL_CHECKPOINTS", 2)
-    monkeypatch.setattr(history_segments, "KEPT_SEGMENTS", 3)
+    monkeypatch.setattr(history, "FULL_CHECKPOINTS", 2)
+    monkeypatch.setattr(history, "KEPT_SEGMENTS", 3)
     for epoch in (1, 2):
         segments = HistorySegments(storage, epoch)
         for number in range(epoch * 100, epoch * 100 + 5):
@@ -114,7 +115,7 @@ def test_a_run_continues_the_last_segment_of_its_predecessor(storage: Checkpoint
 
 
 def test_the_owner_remembers_the_newest_entries(storage: CheckpointStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_segments, "FULL_CHECKPOINTS", 2)
+    monkeypatch.setattr(history, "FULL_CHECKPOINTS", 2)
     first = HistorySegments(storage, 1)
     for number in range(1, 21):
         first.append(of(number))

@@ -23,8 +23,7 @@ from dagster_checkpoints.errors import (
 )
 from dagster_checkpoints.execution.pipeline_state import Owner
 from dagster_checkpoints.storage import CheckpointStorage
-from dagster_checkpoints.storage.ownership import Ownership
-from dagster_checkpoints.storage.renewal import LeaseRenewer
+from dagster_checkpoints.storage.ownership import LeaseRenewer, Ownership
 
 LEASE = 30.0
 STATE = "flights/state.json"

@@ -11,13 +11,19 @@ from typing import Any
 import pytest
 
 from dagster_checkpoints.errors import CorruptPipelineState, OutcomeUnknown, OwnershipLost, StorageUnavailable
-from dagster_checkpoints.execution.origin import Origin, is_same_pipeline
-from dagster_checkpoints.execution.pipeline_state import CheckpointPointer, Job, Owner, PipelineState, describe_end
+from dagster_checkpoints.execution.pipeline_state import (
+    CheckpointPointer,
+    Job,
+    Origin,
+    Owner,
+    PipelineState,
+    describe_end,
+    is_same_pipeline,
+)
 from dagster_checkpoints.files.store import ObjectStore
 from dagster_checkpoints.storage import CheckpointStorage
-from dagster_checkpoints.storage.origin import PipelineNameTaken, check_origin
-from dagster_checkpoints.storage.ownership import Ownership
-from dagster_checkpoints.storage.state_encoding import decode_state, encode_state
+from dagster_checkpoints.storage.acquisition import PipelineNameTaken, check_origin
+from dagster_checkpoints.storage.ownership import Ownership, decode_state, encode_state
 
 LEASE = 30.0
 STATE = "flights/state.json"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_checkpoints.errors import CheckpointDiscarded
-from dagster_checkpoints.storage.shared_state import SharedStateRegistry
+from dagster_checkpoints.storage.shared_files import SharedStateRegistry
 
 _STEPS = st.lists(
     st.tuples(

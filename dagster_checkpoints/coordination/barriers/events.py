@@ -2,15 +2,19 @@
 
 On Spark `BarrierAnnounced` comes where micro-batches are limited (`max_rows_per_trigger`): other tasks read each element as
 soon as it has arrived.
+
+`InputChannels` knows which channels of a task can still deliver a barrier.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
 
 from dagster_checkpoints.coordination.checkpoints import CheckpointBarrier
+from dagster_checkpoints.coordination.errors import UnknownChannel
 from dagster_checkpoints.coordination.failures import FailureReason
 
 # Events
@@ -147,3 +151,32 @@ class BarrierHandler(Protocol):
     def next_deadline(self) -> float | None:
         """When an AlignmentTick is due, by the clock of the barriers' timestamps; None if never."""
         ...
+
+
+class InputChannels:
+    """The channels of a task in the order given.
+
+    Attributes:
+        all: every channel, in order.
+        open: those that have not ended.
+    """
+
+    def __init__(self, channels: Iterable[str], ended: Iterable[str]) -> None:
+        self.all = tuple(channels)
+        self._known = frozenset(self.all)
+        self.open = set(self.all) - set(ended)
+
+    def check(self, channel: str) -> None:
+        """Check that the task has this channel.
+
+        Raises:
+            UnknownChannel: it has not.
+        """
+        if channel not in self._known:
+            raise UnknownChannel(
+                f"Channel {channel!r} is not an input of this task, which has "
+                f"{', '.join(self.all) or 'no inputs'}. Feed a handler only the channels it was made with."
+            )
+
+    def in_order(self, channels: set[str]) -> tuple[str, ...]:
+        return tuple(channel for channel in self.all if channel in channels)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dagster_checkpoints.coordination.barriers.channels import InputChannels
 from dagster_checkpoints.coordination.barriers.events import (
     AbortAlignment,
     AlignmentTick,
@@ -29,6 +28,7 @@ from dagster_checkpoints.coordination.barriers.events import (
     CancellationReceived,
     ChannelCaptured,
     EndOfPartitionReceived,
+    InputChannels,
     SnapshotInputsComplete,
     StartSnapshot,
     TakeSnapshot,

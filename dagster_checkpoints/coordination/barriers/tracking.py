@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dagster_checkpoints.coordination.barriers.channels import InputChannels
 from dagster_checkpoints.coordination.barriers.events import (
     AbortAlignment,
     AlignmentTick,
@@ -18,6 +17,7 @@ from dagster_checkpoints.coordination.barriers.events import (
     BarrierReceived,
     CancellationReceived,
     EndOfPartitionReceived,
+    InputChannels,
     TakeSnapshot,
     TriggerReceived,
 )

@@ -16,9 +16,9 @@ from dagster_checkpoints.control.pipeline_control import PipelineControl, Reques
 from dagster_checkpoints.control.requests import Answer
 from dagster_checkpoints.errors import DagsterCheckpointsError, UnknownRequest
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.plugin.address_metadata import address_metadata
+from dagster_checkpoints.plugin.event_metadata import address_metadata
 from dagster_checkpoints.plugin.interrupts import interrupts_delayed
-from dagster_checkpoints.plugin.run_lineage import retried_runs
+from dagster_checkpoints.plugin.runs import retried_runs
 from dagster_checkpoints.plugin.savepoints.metadata import LOCATION, MADE_BY, TRIGGERED, describe, read_savepoint, resume_metadata
 from dagster_checkpoints.plugin.savepoints.recording import (
     DEFAULT_PREFIX,

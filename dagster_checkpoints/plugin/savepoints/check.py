@@ -9,7 +9,7 @@ from pydantic import Field
 
 from dagster_checkpoints.errors import InvalidKey, InvalidStorageUrl
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.plugin.address_metadata import address_metadata
+from dagster_checkpoints.plugin.event_metadata import address_metadata
 from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
 from dagster_checkpoints.plugin.savepoints.recording import SavepointAsset, location_of
 from dagster_checkpoints.plugin.settings import KnownSettings

@@ -19,7 +19,7 @@ from dagster_shared.check import CheckError
 from dagster_shared.yaml_utils import dump_run_config_yaml
 
 from dagster_checkpoints.errors import StorageError
-from dagster_checkpoints.plugin.address_metadata import address_metadata
+from dagster_checkpoints.plugin.event_metadata import address_metadata
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
 from dagster_checkpoints.spark.query.query_log import QueryLog
 from dagster_checkpoints.state.metadata import (

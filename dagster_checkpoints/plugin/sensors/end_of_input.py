@@ -9,7 +9,7 @@ import msgspec
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.pipeline.durations import check_seconds
+from dagster_checkpoints.pipeline.setting_values import check_seconds
 from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
 from dagster_checkpoints.plugin.sensors.conditions import ConditionContext, assets_materialized, has_ended
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import (

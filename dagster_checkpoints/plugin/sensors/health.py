@@ -11,8 +11,14 @@ from dagster_checkpoints.control.pipeline_control import PipelineControl, newest
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.health_check import NAME, evaluation
 from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
-from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor, write_cursor
-from dagster_checkpoints.plugin.sensors.pipeline_sensor import SensorTick, pipeline_sensor, skip
+from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
+    Cursor,
+    SensorTick,
+    pipeline_sensor,
+    read_cursor,
+    skip,
+    write_cursor,
+)
 from dagster_checkpoints.plugin.stage_assets import checkpoints_key
 
 REPEAT_SECONDS = 3600.0

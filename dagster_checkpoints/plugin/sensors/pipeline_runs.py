@@ -1,11 +1,14 @@
-"""The runs of a pipeline in a Dagster instance, as its sensors and schedules find them.
+"""The runs of a pipeline in a Dagster instance, as sensors and schedules find them.
 
-It must not know what a sensor does with a run.
+Dagster itself may retry a failed one (``run_retries`` in dagster.yaml): the recovery sensor waits for that. A newer run may wait
+behind the one that owned the pipeline: in the run queue, for a slot of a pool or for the lease. It continues the job by itself,
+unless a dead owner holds what it waits for. It must not know what a sensor does with a run, nor the pipeline's storage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum, auto
 
 import dagster as dg
 
@@ -61,3 +64,68 @@ def elsewhere(run: dg.DagsterRun, location: str) -> str:
     job = run.remote_job_origin
     name = job.repository_origin.code_location_origin.location_name if job is not None else ""
     return name if location and name != location else ""
+
+
+_WILL_RETRY = "dagster/will_retry"
+_RETRIED_BY = "dagster/auto_retry_run_id"
+_LAUNCH_SECONDS = 600.0
+"""Dagster plans a retry within seconds. It drops one without a word in the tags, for example if the job has another name now."""
+
+
+def pending_retry(instance: dg.DagsterInstance, failed: dg.RunRecord, now: float) -> str:
+    """What Dagster still does about a failed run, as people read it; "" if nothing.
+
+    A retry may fail, and be retried: the last run of that sequence counts.
+
+    Args:
+        instance: Dagster's instance; without ``run_retries`` it retries nothing, whatever the run's tags say.
+        failed: The failed run.
+        now: The sensors' clock, seconds since 1970.
+    """
+    last = failed
+    while instance.run_retries_enabled and _is_to_be_retried(last.dagster_run):
+        retry = last.dagster_run.tags.get(_RETRIED_BY)
+        if retry is None:
+            ended = last.end_time or last.update_timestamp.timestamp()
+            awaited = now - ended < _LAUNCH_SECONDS
+            return f"Dagster is going to retry run {last.dagster_run.run_id} (run_retries)." if awaited else ""
+        found = instance.get_run_record_by_id(retry)
+        if found is None:
+            return ""
+        last = found
+    run = last.dagster_run
+    return "" if run.is_finished else f"Dagster retries it (run_retries): run {run.run_id} is {run.status.value}."
+
+
+def _is_to_be_retried(run: dg.DagsterRun) -> bool:
+    return run.status is dg.DagsterRunStatus.FAILURE and run.tags.get(_WILL_RETRY) == "true"
+
+
+_STOPPED = (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+_ENDED = (*_STOPPED, dg.DagsterRunStatus.SUCCESS)
+
+
+class OwnerAction(Enum):
+    """What to do about the owner."""
+
+    LEAVE = auto()
+    """Nothing, at this tick."""
+    WATCH = auto()
+    """Dagster takes it for alive: mark it as failed if its silence lasts."""
+    FREE_POOLS = auto()
+    """It has failed or was cancelled, and its process is dead: give back the slots that it holds in pools."""
+
+
+def owner_action(owner: dg.DagsterRunStatus, waiting: dg.DagsterRunStatus, *, renews: bool) -> OwnerAction:
+    """What to do about a run that owns the pipeline, or owned it last, and is not its newest run.
+
+    Args:
+        owner: The owner's status.
+        waiting: The status of the pipeline's newest run.
+        renews: Whether the owner may still renew its lease.
+    """
+    if waiting in _ENDED:
+        return OwnerAction.LEAVE
+    if owner is dg.DagsterRunStatus.STARTED:
+        return OwnerAction.WATCH
+    return OwnerAction.FREE_POOLS if owner in _STOPPED and not renews else OwnerAction.LEAVE

@@ -1,11 +1,15 @@
-"""One tick of a sensor: its access to the pipeline's storage, within a time limit.
+"""One tick of a sensor: its access to the pipeline's storage, within a time limit, and its memory between ticks.
 
 A tick writes a request or reads an answer; it never waits for the pipeline. It must not know the purpose of any sensor.
+
+The memory is JSON with a version. A cursor may be lost, cut, of another release, or edited by hand in the UI. Then the sensor
+starts with an empty one, which is harmless: the ids of its requests make a repetition harmless.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +17,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import dagster as dg
+import msgspec
 
 from dagster_checkpoints.control.pipeline_control import PipelineControl, newest_status
 from dagster_checkpoints.control.requests import Answer
@@ -21,13 +26,53 @@ from dagster_checkpoints.errors import OutcomeUnknown, StorageUnavailable, Unkno
 from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end
 from dagster_checkpoints.files.store import ObjectInfo
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.pipeline.durations import check_seconds
-from dagster_checkpoints.pipeline.number_values import is_count
-from dagster_checkpoints.plugin.sensors.cursors import Cursor, write_cursor
+from dagster_checkpoints.pipeline.setting_values import check_seconds, is_count
 from dagster_checkpoints.plugin.time_limits import TimeLimit, TimeLimitExceeded
 
 if TYPE_CHECKING:
     from dagster_checkpoints.plugin.resource import CheckpointCoordinatorResource
+
+
+_log = logging.getLogger(__name__)
+
+
+class Cursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The base of all cursors; every field has a default.
+
+    Args:
+        version: version of the cursor's format; a cursor of another version is not read.
+    """
+
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        if self.version != 1:
+            raise ValueError(f"expected version 1, found {self.version}")
+
+
+AnyCursor = TypeVar("AnyCursor", bound=Cursor)
+
+
+def read_cursor(text: str | None, kind: type[AnyCursor]) -> AnyCursor:
+    """The cursor of the sensor's last tick; an empty one if it cannot be read.
+
+    Args:
+        text: the stored cursor; None if there is none.
+        kind: the type of the sensor's cursor.
+    """
+    if not text:
+        return kind()
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (ValueError, RecursionError) as error:
+        _log.warning("The sensor starts with an empty cursor, because its cursor cannot be read (%s): %.200r", error, text)
+        return kind()
+
+
+def write_cursor(cursor: Cursor) -> str:
+    """The cursor as text, with its version."""
+    return msgspec.json.encode({"version": cursor.version, **msgspec.to_builtins(cursor)}).decode()
+
 
 STORAGE_SECONDS = 15.0
 """The time limit for all storage calls of a tick; Dagster ends a tick after 60 s."""

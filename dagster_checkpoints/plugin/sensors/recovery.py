@@ -15,15 +15,26 @@ from dagster_checkpoints.control.status import PipelineStatus
 from dagster_checkpoints.execution.pipeline_state import PipelineState
 from dagster_checkpoints.execution.start_point import continues_by_itself
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.pipeline.durations import check_seconds
-from dagster_checkpoints.pipeline.number_values import is_count, is_number
-from dagster_checkpoints.plugin.run_tags import ATTEMPT, RECOVERS, RETRY_NUMBER, repeated_tags
+from dagster_checkpoints.pipeline.setting_values import check_seconds, is_count, is_number
+from dagster_checkpoints.plugin.runs import ATTEMPT, RECOVERS, RETRY_NUMBER, repeated_tags
 from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
-from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor, write_cursor
-from dagster_checkpoints.plugin.sensors.pipeline_runs import elsewhere, location_of, runs_of, was_refused
-from dagster_checkpoints.plugin.sensors.pipeline_sensor import SensorTick, pipeline_sensor, skip
-from dagster_checkpoints.plugin.sensors.run_retries import pending_retry
-from dagster_checkpoints.plugin.sensors.waiting_runs import OwnerAction, owner_action
+from dagster_checkpoints.plugin.sensors.pipeline_runs import (
+    OwnerAction,
+    elsewhere,
+    location_of,
+    owner_action,
+    pending_retry,
+    runs_of,
+    was_refused,
+)
+from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
+    Cursor,
+    SensorTick,
+    pipeline_sensor,
+    read_cursor,
+    skip,
+    write_cursor,
+)
 from dagster_checkpoints.plugin.stage_assets import PIPELINE, run_selection, stage_keys
 
 _LONGEST_PAUSE = 300.0

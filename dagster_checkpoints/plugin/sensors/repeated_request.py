@@ -17,8 +17,7 @@ import msgspec
 from dagster_checkpoints.control.pipeline_control import NoRunningPipeline, PipelineControl
 from dagster_checkpoints.control.requests import Answer
 from dagster_checkpoints.errors import UnknownRequest
-from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor
-from dagster_checkpoints.plugin.sensors.pipeline_sensor import RunningPipeline, SensorTick, request_id, skip
+from dagster_checkpoints.plugin.sensors.pipeline_sensor import Cursor, RunningPipeline, SensorTick, read_cursor, request_id, skip
 
 ATTEMPTS = 3
 """The maximum number of failing requests to a run."""

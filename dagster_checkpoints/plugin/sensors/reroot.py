@@ -11,15 +11,16 @@ import msgspec
 from dagster_checkpoints.control.pipeline_control import NoRunningPipeline, PipelineControl
 from dagster_checkpoints.control.requests import Answer
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.pipeline.durations import check_seconds
+from dagster_checkpoints.pipeline.setting_values import check_seconds
 from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
-from dagster_checkpoints.plugin.sensors.cursors import Cursor, read_cursor
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
+    Cursor,
     NotRunning,
     RunningPipeline,
     SensorTick,
     TimedControl,
     pipeline_sensor,
+    read_cursor,
     request_id,
     skip,
 )

@@ -10,7 +10,7 @@ import msgspec
 from dagster_checkpoints.control.requests import Answer
 from dagster_checkpoints.execution.job_requests import BoundedSources
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.pipeline.durations import check_seconds
+from dagster_checkpoints.pipeline.setting_values import check_seconds
 from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
 from dagster_checkpoints.plugin.sensors.conditions import (
     ConditionContext,
@@ -18,12 +18,12 @@ from dagster_checkpoints.plugin.sensors.conditions import (
     DrainCondition,
     bounded_stages_finished,
 )
-from dagster_checkpoints.plugin.sensors.cursors import read_cursor
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
     NotRunning,
     RunningPipeline,
     SensorTick,
     pipeline_sensor,
+    read_cursor,
     skip,
 )
 from dagster_checkpoints.plugin.sensors.repeated_request import Progress, RepeatedRequest, RequestCursor

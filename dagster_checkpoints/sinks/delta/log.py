@@ -23,7 +23,6 @@ import pyarrow as pa
 
 from dagster_checkpoints.files.durable import sync
 from dagster_checkpoints.files.urls import local_path
-from dagster_checkpoints.sinks.delta.active_files import active_files, is_removable
 from dagster_checkpoints.sinks.delta.columns import (
     KEY_TYPES,
     PARTITION_TYPES,
@@ -33,7 +32,7 @@ from dagster_checkpoints.sinks.delta.columns import (
     schema_of,
     unkept_promises,
 )
-from dagster_checkpoints.sinks.delta.data_files import described, file_columns, partition_text
+from dagster_checkpoints.sinks.delta.data_files import active_files, described, file_columns, is_removable, partition_text
 from dagster_checkpoints.sinks.lake.columns import Column
 from dagster_checkpoints.sinks.lake.table_log import ActiveFile, LakeChange, PreparedFile, TableFormat, TableLog, TableShape
 from dagster_checkpoints.sinks.parquet_files import fits

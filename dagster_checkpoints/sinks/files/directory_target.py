@@ -31,9 +31,8 @@ import msgspec
 from dagster_checkpoints.files.durable import sync
 from dagster_checkpoints.sinks.engine import SinkScope
 from dagster_checkpoints.sinks.files.columns import FileColumns
-from dagster_checkpoints.sinks.files.names import FileCommitName
+from dagster_checkpoints.sinks.files.names import FileCommitName, StagedPart, StagedParts
 from dagster_checkpoints.sinks.files.part_files import FileLayout
-from dagster_checkpoints.sinks.files.records import StagedPart, StagedParts
 from dagster_checkpoints.sinks.files.target import FileTarget
 from dagster_checkpoints.sinks.files.target_files import LocalTargetFiles
 from dagster_checkpoints.sinks.ledger import Commit, Moves, Staged

@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 
 from dagster_checkpoints.files.durable import link_or_copy
 from dagster_checkpoints.sinks.exact_values import ColumnLimits, check_orc_times, check_values
-from dagster_checkpoints.sinks.files.names import STAGED, staged_name
+from dagster_checkpoints.sinks.files.names import STAGED, StagedPart, staged_name
 from dagster_checkpoints.sinks.files.part_files import FileLayout, PartFiles
-from dagster_checkpoints.sinks.files.records import StagedPart
 from dagster_checkpoints.sinks.files.target_files import TargetFiles
 from dagster_checkpoints.sinks.parquet_files import arrow_schema
 from dagster_checkpoints.sinks.unwritable import place_error

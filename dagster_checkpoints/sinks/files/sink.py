@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, get_args
 from uuid import uuid4
 
 from dagster_checkpoints.files.urls import local_path, url_scheme
-from dagster_checkpoints.pipeline.number_values import is_count
+from dagster_checkpoints.pipeline.setting_values import is_count
 from dagster_checkpoints.sinks.base import AtNewStart, SinkContext
 from dagster_checkpoints.sinks.files.columns import FileFormat, check_columns
 from dagster_checkpoints.sinks.files.names import OWN, VALID_NAME

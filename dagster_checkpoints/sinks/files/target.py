@@ -29,14 +29,20 @@ from dagster_checkpoints.sinks.files.names import (
     COLUMNS,
     MANIFESTS,
     OWN,
+    PARTS,
     STAGE_MARK,
     STAGED,
     FileCommitName,
+    FileManifest,
+    ManifestFile,
+    StagedParts,
     commit_of_part,
     commits_folder,
+    encoded_mark,
     former_owner,
     ledger_name,
     parse_commit,
+    read_mark,
     staged_name,
     taken_back_folder,
     transaction_file,
@@ -44,7 +50,6 @@ from dagster_checkpoints.sinks.files.names import (
 )
 from dagster_checkpoints.sinks.files.open_transaction import EncodedTransaction, LinkedTransaction, OpenTransaction
 from dagster_checkpoints.sinks.files.part_files import FileLayout
-from dagster_checkpoints.sinks.files.records import PARTS, FileManifest, ManifestFile, StagedParts, encoded_mark, read_mark
 from dagster_checkpoints.sinks.files.target_files import TargetFiles
 from dagster_checkpoints.sinks.ledger import Commit, Ledger, Moves, Staged, encode_ledger, stored_ledger
 from dagster_checkpoints.sinks.parquet_files import arrow_schema, parquet_rows, spark_schema

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dagster_checkpoints.sinks.iceberg.active_files import ActiveFiles, manifests_of, may_hold, obstacles, partition_of, readable
 from dagster_checkpoints.sinks.iceberg.columns import (
     KEY_TYPES,
     PARTITION_TYPES,
@@ -28,7 +27,19 @@ from dagster_checkpoints.sinks.iceberg.columns import (
     required_columns,
     schema_of,
 )
-from dagster_checkpoints.sinks.iceberg.data_files import described, file_columns, has_the_formats_paths, iceberg_file, texts_of
+from dagster_checkpoints.sinks.iceberg.data_files import (
+    ActiveFiles,
+    described,
+    file_columns,
+    has_the_formats_paths,
+    iceberg_file,
+    manifests_of,
+    may_hold,
+    obstacles,
+    partition_of,
+    readable,
+    texts_of,
+)
 from dagster_checkpoints.sinks.lake.columns import Column
 from dagster_checkpoints.sinks.lake.table_log import ActiveFile, LakeChange, PreparedFile, TableFormat, TableLog, TableShape
 from dagster_checkpoints.sinks.parquet_files import arrow_schema, fits, has_field_ids

@@ -24,13 +24,12 @@ from typing import Any, Literal, get_args
 import pyarrow.parquet as pq
 
 from dagster_checkpoints.files.urls import local_path, url_scheme
-from dagster_checkpoints.pipeline.durations import check_seconds
+from dagster_checkpoints.pipeline.setting_values import check_seconds
 from dagster_checkpoints.sinks.base import SinkContext
 from dagster_checkpoints.sinks.kafka.cluster import SET_BY_THE_SINK, KafkaCluster
-from dagster_checkpoints.sinks.kafka.ledger_topic import ledger_topic_name
 from dagster_checkpoints.sinks.kafka.messages import MessageFormat
 from dagster_checkpoints.sinks.kafka.target import KafkaTarget, OlderRestore
-from dagster_checkpoints.sinks.kafka.topics import KafkaTopics
+from dagster_checkpoints.sinks.kafka.topics import KafkaTopics, ledger_topic_name
 from dagster_checkpoints.sinks.target_sink import TargetSink
 from dagster_checkpoints.sinks.unwritable import try_directory
 from dagster_checkpoints.systems.errors import InvalidSinkPath

@@ -15,10 +15,8 @@ import pyarrow.parquet as pq
 
 from dagster_checkpoints.sinks.engine import Plan, SinkScope
 from dagster_checkpoints.sinks.kafka.cluster import KafkaCluster
-from dagster_checkpoints.sinks.kafka.ledger_topic import LedgerBlocked, LedgerTopic, LedgerValues
-from dagster_checkpoints.sinks.kafka.messages import KEY, VALUE, MessageFormat, headers_of
-from dagster_checkpoints.sinks.kafka.staging import StagedMessages, read_messages
-from dagster_checkpoints.sinks.kafka.topics import KafkaTopics
+from dagster_checkpoints.sinks.kafka.messages import KEY, VALUE, MessageFormat, StagedMessages, headers_of, read_messages
+from dagster_checkpoints.sinks.kafka.topics import KafkaTopics, LedgerBlocked, LedgerTopic, LedgerValues
 from dagster_checkpoints.sinks.kafka.transactions import KafkaTransactions, Outbox
 from dagster_checkpoints.sinks.ledger import Change, Commit, Ledger, Staged, parse_name
 from dagster_checkpoints.sinks.target import AtomicTarget, Batch, Guard, Sealed

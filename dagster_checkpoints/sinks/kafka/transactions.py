@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING
 
 from dagster_checkpoints.sinks.engine import Plan, SinkScope
 from dagster_checkpoints.sinks.kafka.cluster import KafkaCluster
-from dagster_checkpoints.sinks.kafka.ledger_topic import LedgerBlocked, LedgerTopic, LedgerValues, ledger_key
-from dagster_checkpoints.sinks.kafka.topics import KafkaTopic
+from dagster_checkpoints.sinks.kafka.topics import KafkaTopic, LedgerBlocked, LedgerTopic, LedgerValues, ledger_key
 from dagster_checkpoints.sinks.ledger import Change, Ledger, encode_ledger
 from dagster_checkpoints.sinks.target import Guard
 from dagster_checkpoints.systems.errors import SinkError, SinkFenced, SinkTransactionLost, SinkUnavailable

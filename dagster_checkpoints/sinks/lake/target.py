@@ -36,9 +36,16 @@ from dagster_checkpoints.sinks.lake.names import (
     staged_name,
     transactions_in,
 )
-from dagster_checkpoints.sinks.lake.placement import JobPartitions, ReplacedPartitions, RowPlacement
+from dagster_checkpoints.sinks.lake.placement import (
+    JobPartitions,
+    ReplacedPartitions,
+    RowPlacement,
+    RowVisibility,
+    files_of_other_jobs,
+    transactions_of,
+    visible_rows,
+)
 from dagster_checkpoints.sinks.lake.replaced_rows import ReplacedRows
-from dagster_checkpoints.sinks.lake.stage_rows import RowVisibility, files_of_other_jobs, transactions_of, visible_rows
 from dagster_checkpoints.sinks.lake.table_log import ActiveFile, DataFile, LakeChange, PreparedFile, StagedTransaction
 from dagster_checkpoints.sinks.lake.transactions import TransactionFiles
 from dagster_checkpoints.sinks.ledger import Change, Commit, Ledger, Staged, StagedName

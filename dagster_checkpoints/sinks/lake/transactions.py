@@ -5,7 +5,7 @@
     _dagster_checkpoints/…/transactions/1.h1/42-since-0-….json    the transaction: its data files, with statistics
     dagster-checkpoints/…/000003/part-000012-0000.parquet         its data files
 
-The transaction's file stays after the commit: a restore of an older checkpoint needs it (see :mod:`stage_rows`).
+The transaction's file stays after the commit: a restore of an older checkpoint needs it (see :mod:`placement`).
 
 Must not know which transactions are committed.
 """

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.pipeline.durations import check_seconds
+from dagster_checkpoints.pipeline.setting_values import check_seconds
 from dagster_checkpoints.sinks.base import AtNewStart, SinkContext
 from dagster_checkpoints.sinks.target_sink import TargetSink, scope_of
 from dagster_checkpoints.systems.sql_address import IDENTIFIER_BYTES, is_known_now, sql_address, variable_name

@@ -19,12 +19,13 @@ from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.sources.delta.commits import (
     AddedFile,
     DeltaCommit,
+    other_columns,
     parse_commit,
     required_features,
     unreadable,
+    unreadable_columns,
     unreadable_partitions,
 )
-from dagster_checkpoints.sources.delta.schemas import other_columns, unreadable_columns
 from dagster_checkpoints.sources.errors import (
     InvalidSource,
     SourceColumnsChanged,
@@ -34,8 +35,7 @@ from dagster_checkpoints.sources.errors import (
     SourceRowsLost,
     SourceUnavailable,
 )
-from dagster_checkpoints.sources.lake.arguments import ChangedRows
-from dagster_checkpoints.sources.lake.positions import LakeFile, check_table
+from dagster_checkpoints.sources.lake.positions import ChangedRows, LakeFile, check_table
 from dagster_checkpoints.systems.table_files import DeltaTableFiles, LocalTableFiles, TableFiles
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dagster_checkpoints.systems.locations import delta_url
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_checkpoints.sources.lake.arguments import ChangedRows
+    from dagster_checkpoints.sources.lake.positions import ChangedRows
 
 NAME = "delta"
 _SCHEMES = ("file", "s3", "s3a")
@@ -63,7 +63,7 @@ def read_delta_table(
     from pyspark.sql.types import StructField, StructType
 
     from dagster_checkpoints.sources.delta.history import DeltaHistory
-    from dagster_checkpoints.sources.lake.arguments import check_arguments
+    from dagster_checkpoints.sources.lake.positions import check_arguments
     from dagster_checkpoints.sources.lake.stream import LakeReading, lake_stream
     from dagster_checkpoints.spark.identifiers import identifier
 

@@ -18,20 +18,19 @@ from dagster_checkpoints.sources.errors import (
     SourceRowsLost,
     SourceUnavailable,
 )
-from dagster_checkpoints.sources.iceberg.footers import columns_of_files
 from dagster_checkpoints.sources.iceberg.projection import (
     AmbiguousColumns,
     FileField,
     RowLayout,
     changed_columns,
+    columns_of_files,
     has_ids,
     read_columns,
     with_defaults,
     with_ids,
 )
 from dagster_checkpoints.sources.iceberg.schemas import spark_schema
-from dagster_checkpoints.sources.lake.arguments import ChangedRows
-from dagster_checkpoints.sources.lake.positions import LakeFile
+from dagster_checkpoints.sources.lake.positions import ChangedRows, LakeFile
 from dagster_checkpoints.systems.iceberg_catalogs import CatalogSettings
 
 if TYPE_CHECKING:

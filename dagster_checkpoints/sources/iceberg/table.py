@@ -14,7 +14,7 @@ from dagster_checkpoints.systems.iceberg_catalogs import catalog_settings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_checkpoints.sources.lake.arguments import ChangedRows
+    from dagster_checkpoints.sources.lake.positions import ChangedRows
 
 NAME = "iceberg"
 
@@ -69,7 +69,7 @@ def read_iceberg_table(
 
     from dagster_checkpoints.sources.iceberg.history import IcebergHistory
     from dagster_checkpoints.sources.iceberg.schemas import field_of, spark_schema
-    from dagster_checkpoints.sources.lake.arguments import check_arguments
+    from dagster_checkpoints.sources.lake.positions import check_arguments
     from dagster_checkpoints.sources.lake.stream import LakeReading, lake_stream
 
     history = IcebergHistory(identifier, settings, changed_rows)

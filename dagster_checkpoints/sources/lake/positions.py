@@ -1,15 +1,37 @@
 """How far a table with versions was read: all files of its first version, then the files that each later version has added.
 
-Must not know a table's format, Spark, or files' contents.
+Must not know a table's format, Spark, or files' contents. It checks the arguments that all such tables have
+in common.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
-from dagster_checkpoints.sources.errors import SourceRowsLost
+from dagster_checkpoints.pipeline.setting_values import is_count
+from dagster_checkpoints.sources.errors import InvalidSource, SourceRowsLost
+
+ChangedRows = Literal["refuse", "skip"]
+"""What happens to a later version that deletes or changes rows: it ends the run, or none of its rows is read."""
+
+
+def check_arguments(shown: str, files_per_trigger: int, changed_rows: ChangedRows) -> None:
+    """Check the arguments of a function that reads such a table.
+
+    Args:
+        shown: the function and the table, for errors.
+        files_per_trigger: the largest number of data files in one micro-batch.
+        changed_rows: what happens to versions that delete or change rows.
+
+    Raises:
+        InvalidSource: one of them has no meaning.
+    """
+    if not is_count(files_per_trigger, least=1):
+        raise InvalidSource(f"{shown}: expected files_per_trigger of at least 1, found {files_per_trigger!r}")
+    if changed_rows not in get_args(ChangedRows):
+        raise InvalidSource(f"{shown}: expected changed_rows 'refuse' or 'skip', found {changed_rows!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dagster_checkpoints.files.urls import is_hidden
 from dagster_checkpoints.pipeline import DiscoveryContext
 from dagster_checkpoints.sources.errors import InvalidSource, SourceUnavailable
 from dagster_checkpoints.spark.files.hadoop_path import FileStatus, HadoopFileSystem
-from dagster_checkpoints.spark.files.path_patterns import PATTERN_CHARACTERS
+from dagster_checkpoints.spark.files.work_path import PATTERN_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)

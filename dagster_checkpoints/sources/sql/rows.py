@@ -1,8 +1,10 @@
 """Reads a table of a database: its columns, the range of a column, and the rows of one split.
 
-Runs in the driver and in Spark's workers.
+Values come as they are stored, also those for which the database's driver has no Python type. Runs in the driver and in Spark's
+workers.
 
-Source: https://docs.sqlalchemy.org/en/20/core/connections.html#streaming-with-a-fixed-buffer-via-yield-per
+Source: https://docs.sqlalchemy.org/en/20/core/connections.html#streaming-with-a-fixed-buffer-via-yield-per,
+https://www.psycopg.org/psycopg3/docs/advanced/adapt.html
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import datetime as dt
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,11 +21,66 @@ import sqlalchemy as sa
 
 from dagster_checkpoints.sources.errors import InvalidSource, SourceUnavailable
 from dagster_checkpoints.sources.sql.columns import TableColumn, table_column
-from dagster_checkpoints.sources.sql.connections import engine_of
 from dagster_checkpoints.sources.sql.exact_values import ValueDoesNotFit, exact_array, exact_value, shown
 from dagster_checkpoints.sources.sql.splits import SplitRange
 from dagster_checkpoints.systems.sql_address import SqlAddress
 from dagster_checkpoints.systems.sql_database import DatabaseFailure, failure_of
+
+
+def engine_of(address: SqlAddress, shown: str) -> sa.Engine:
+    """An engine without a pool.
+
+    Args:
+        address: the database.
+        shown: the source as errors name it.
+
+    Raises:
+        InvalidSource: SQLite's file does not exist.
+    """
+    if address.kind == "sqlite":
+        if not Path(str(address.url.database)).is_file():  # SQLite would create it
+            raise InvalidSource(f"{shown}: expected the database's file, found none")
+        engine = sa.create_engine(address.url, hide_parameters=True, poolclass=sa.NullPool, connect_args={"timeout": 60.0})
+        sa.event.listen(engine, "connect", _take_any_text)
+        return engine
+    given = address.url.query
+    defaults = {"connect_timeout": "10", "application_name": "dagster-checkpoints"}
+    arguments: dict[str, Any] = {name: value for name, value in defaults.items() if name not in given}
+    arguments |= {"client_encoding": "utf8", "prepare_threshold": None}  # servers behind a pool know no prepared statements
+    engine = sa.create_engine(address.url, hide_parameters=True, poolclass=sa.NullPool, connect_args=arguments)
+    sa.event.listen(engine, "connect", _take_any_time)
+    return engine
+
+
+def _take_any_text(connection: Any, record: Any) -> None:
+    """Let a text that is not UTF-8 come as a text that cannot be encoded, instead of an error that names no row."""
+    connection.text_factory = lambda stored: stored.decode(errors="surrogateescape")
+
+
+def _take_any_time(connection: Any, record: Any) -> None:
+    """Let a date or a time that Python does not have (infinity, BC, after 9999) come as the server's text, likewise."""
+    import psycopg
+    from psycopg.adapt import Loader
+
+    for name in ("date", "timestamp"):
+        known = connection.adapters.types[name]
+        of_driver: Any = connection.adapters.get_loader(known.oid, psycopg.pq.Format.TEXT)
+
+        class AnyTime(Loader):
+            driver = of_driver
+
+            def __init__(self, oid: int, context: Any = None) -> None:
+                super().__init__(oid, context)
+                self._load = self.driver(oid, context).load
+
+            def load(self, data: Any) -> Any:
+                try:
+                    return self._load(data)
+                except (psycopg.DataError, ValueError):
+                    return bytes(data).decode()
+
+        connection.adapters.register_loader(name, AnyTime)
+
 
 _ROWS_OF_A_BATCH = 10_000
 _REPEATED = (DatabaseFailure.AWAY, DatabaseFailure.NO_SPACE)

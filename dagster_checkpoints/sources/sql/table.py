@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dagster_checkpoints.pipeline.number_values import is_count
+from dagster_checkpoints.pipeline.setting_values import is_count
 from dagster_checkpoints.sources.errors import InvalidSource, SourceLibraryMissing
 from dagster_checkpoints.systems.errors import InvalidSinkDatabase, SinkLibraryMissing
 from dagster_checkpoints.systems.sql_address import sql_address

@@ -1,6 +1,6 @@
 """The channels of one attempt, opened: the inputs and outputs of its tasks, and the first elements of restored channels.
 
-Which channels there are is `pipeline.channels`; what a restored one begins with is `execution.restored_channels`.
+Which channels there are is `pipeline.channels`; what a restored one begins with is `execution.input_channel`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.execution.restored_channels import first_elements
+from dagster_checkpoints.execution.input_channel import first_elements
 from dagster_checkpoints.pipeline import Chain, ChannelGroup, Pipeline, TaskId, channel_groups
 from dagster_checkpoints.spark.channels.channel_log import Channel, Records, SegmentFiles
 from dagster_checkpoints.spark.channels.outputs import OutputEdge
 from dagster_checkpoints.spark.channels.segments import Split, write_share
-from dagster_checkpoints.spark.files.work_folder import WorkFolder
-from dagster_checkpoints.spark.files.work_path import WorkPath
+from dagster_checkpoints.spark.files.work_path import WorkFolder, WorkPath
 from dagster_checkpoints.state.metadata import Segment, StateFile, TaskSnapshot
 from dagster_checkpoints.state.rescaled_channels import SegmentShare
 

@@ -1,20 +1,43 @@
-"""Paths in the work directory, and what is done with files there, on every kind of file system.
+"""Paths in the work directory, on every kind of file system, and what is done with files there.
 
 A path on a file system of this machine (a mount counts) is a `pathlib.Path`; Python and Spark both work on it. Any other is a
-`HadoopPath`, on which only the JVM's Hadoop client works. Must not know segments, logs or snapshots.
+`HadoopPath`, on which only the JVM's Hadoop client works. Spark's readers of files take
+some characters of a path for a pattern; they are escaped. Must not know segments, logs or snapshots.
+
+Source: Hadoop's `FileSystem.globStatus`, Spark's `SparkHadoopUtil.isGlobPath`
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 from dagster_checkpoints.sinks.parquet_files import parquet_rows
 from dagster_checkpoints.spark.files.hadoop_path import HadoopPath
+
+PATTERN_CHARACTERS = frozenset("*?[]{}\\")
+_ESCAPED = re.compile(r"\\(.)")
+
+
+def is_pattern(path: str) -> bool:
+    """Whether Spark's readers take a path for a pattern."""
+    return not PATTERN_CHARACTERS.isdisjoint(path)
+
+
+def literal(path: str) -> str:
+    """The pattern whose only match is this path."""
+    return "".join(f"\\{letter}" if letter in PATTERN_CHARACTERS else letter for letter in path)
+
+
+def has_escapes(pattern: str) -> bool:
+    """Whether a pattern names characters by their escapes: then the paths of its matches look like patterns themselves."""
+    return any(found[1] in PATTERN_CHARACTERS for found in _ESCAPED.finditer(pattern))
 
 
 class WorkPath(Protocol):
@@ -144,3 +167,25 @@ def local_copies(files: Sequence[WorkPath], scratch: Path) -> Iterator[list[Path
 def _hadoop(path: WorkPath) -> HadoopPath:
     assert isinstance(path, HadoopPath)
     return path
+
+
+@dataclass(frozen=True)
+class WorkFolder:
+    """A directory of an attempt or a task.
+
+    Attributes:
+        work: The directory that the driver and all executors see.
+        scratch: A directory of the driver's machine; the same one if the work directory is on a file system of this machine, so
+            that files can be linked and moved.
+    """
+
+    work: WorkPath
+    scratch: Path
+
+    def __truediv__(self, part: str, /) -> WorkFolder:
+        return WorkFolder(self.work / part, self.scratch / part)
+
+    def remove(self) -> None:
+        """Remove the directory with all that is in it, at both places; what cannot be removed stays."""
+        remove_tree(self.work)
+        remove_tree(self.scratch)

@@ -25,13 +25,11 @@ from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId, channel_reason
 from dagster_checkpoints.spark.channels.channel_wiring import Wiring
 from dagster_checkpoints.spark.channels.outputs import TaskOutput
 from dagster_checkpoints.spark.errors import PlanRefusedError, StageError
-from dagster_checkpoints.spark.files.work_folder import WorkFolder
-from dagster_checkpoints.spark.files.work_path import WorkPath
-from dagster_checkpoints.spark.job.attempt_settings import AttemptSettings
+from dagster_checkpoints.spark.files.work_path import WorkFolder, WorkPath
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.job_options import JobOptions
-from dagster_checkpoints.spark.job.once_log import OnceLog
 from dagster_checkpoints.spark.job.query_plans import QueryPlans
+from dagster_checkpoints.spark.job.runtime import AttemptSettings, OnceLog
 from dagster_checkpoints.spark.job.stage_instances import StageInstances
 from dagster_checkpoints.spark.job.task_sinks import SettledSink, TaskSinks
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage

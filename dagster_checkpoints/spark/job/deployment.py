@@ -9,7 +9,7 @@ from typing import TypeVar
 from pyspark.sql.types import StructType
 
 from dagster_checkpoints.execution.attempt_plan import AttemptPlan
-from dagster_checkpoints.execution.split_enumerators import SplitCounts
+from dagster_checkpoints.execution.splits import SplitCounts
 from dagster_checkpoints.pipeline import Chain, TaskId
 from dagster_checkpoints.spark.job.task_sinks import SettledSink
 from dagster_checkpoints.spark.tasks.task import Task

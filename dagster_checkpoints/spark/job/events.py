@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.execution.source_answers import Silence
-from dagster_checkpoints.execution.split_enumerators import SplitCounts
+from dagster_checkpoints.execution.splits import SplitCounts
 from dagster_checkpoints.pipeline import CheckEvaluation
 from dagster_checkpoints.sinks import SinkCommit
 

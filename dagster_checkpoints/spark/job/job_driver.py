@@ -41,13 +41,11 @@ from dagster_checkpoints.spark.errors import JobFailedError
 from dagster_checkpoints.spark.job import events
 from dagster_checkpoints.spark.job.attempt_driver import AttemptDriver
 from dagster_checkpoints.spark.job.events import JobResult
-from dagster_checkpoints.spark.job.job_messages import Item, QueuedRequest, StartProgressItem, failure_of
 from dagster_checkpoints.spark.job.job_reporter import CheckpointReport, JobReporter
 from dagster_checkpoints.spark.job.job_start import JobStart
-from dagster_checkpoints.spark.job.requesters import Requesters
-from dagster_checkpoints.spark.job.runtime import DeploymentCanceled, Runtime
-from dagster_checkpoints.spark.job.source_positions import SourcePositions
-from dagster_checkpoints.spark.job.source_watch import SourceWatch
+from dagster_checkpoints.spark.job.requests import Requesters
+from dagster_checkpoints.spark.job.run_sources import SourcePositions, SourceWatch
+from dagster_checkpoints.spark.job.runtime import DeploymentCanceled, Item, QueuedRequest, Runtime, StartProgressItem, failure_of
 from dagster_checkpoints.spark.job.status_reporter import StatusReporter
 from dagster_checkpoints.spark.job.storage_driver import StorageDriver, restored_state
 from dagster_checkpoints.spark.tasks.messages import TaskCommitRefused, TaskCommitted

@@ -28,20 +28,18 @@ from dagster_checkpoints.spark.job import events
 from dagster_checkpoints.spark.job.deployment import Deployment
 from dagster_checkpoints.spark.job.events import JobEvent, JobResult, StageProgress
 from dagster_checkpoints.spark.job.job_driver import JobDriver
-from dagster_checkpoints.spark.job.job_messages import Item, QueuedRequest, failure_of
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.job.job_start import JobStart
-from dagster_checkpoints.spark.job.request_poller import RequestPoller
-from dagster_checkpoints.spark.job.runtime import Runtime
+from dagster_checkpoints.spark.job.requests import RequestPoller
+from dagster_checkpoints.spark.job.runtime import Item, QueuedRequest, Runtime, failure_of
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
 from dagster_checkpoints.spark.job.status_reporter import StatusReporter
 from dagster_checkpoints.spark.job.trace_file import check_trace_folder, recording
-from dagster_checkpoints.spark.session.early_session import EarlySession
+from dagster_checkpoints.spark.session.session_life import EarlySession
 from dagster_checkpoints.spark.session.work_directory import WorkDirectory
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
-from dagster_checkpoints.storage.ownership import Ownership
+from dagster_checkpoints.storage.ownership import LeaseRenewer, Ownership
 from dagster_checkpoints.storage.processes import mark_descendants, this_process
-from dagster_checkpoints.storage.renewal import LeaseRenewer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

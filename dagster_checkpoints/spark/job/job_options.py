@@ -11,7 +11,7 @@ from typing import Literal
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.errors import InvalidCheckpointConfig
 from dagster_checkpoints.coordination.restarts import FailoverStrategy, RestartStrategy
-from dagster_checkpoints.execution.origin import UNKNOWN_ORIGIN, Origin
+from dagster_checkpoints.execution.pipeline_state import UNKNOWN_ORIGIN, Origin
 from dagster_checkpoints.execution.source_limits import BATCH_SECONDS
 from dagster_checkpoints.pipeline import InputAsset
 from dagster_checkpoints.spark.session.work_directory import RemoteDirectory

@@ -28,8 +28,7 @@ from dagster_checkpoints.pipeline import (
 from dagster_checkpoints.spark.channels.channel_wiring import Wiring
 from dagster_checkpoints.spark.errors import RestoredSchemaError
 from dagster_checkpoints.spark.files.work_path import WorkPath
-from dagster_checkpoints.spark.job.attempt_settings import AttemptSettings
-from dagster_checkpoints.spark.job.once_log import OnceLog
+from dagster_checkpoints.spark.job.runtime import AttemptSettings, OnceLog
 from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources
 from dagster_checkpoints.spark.query.column_types import not_written
@@ -47,12 +46,14 @@ from dagster_checkpoints.spark.query.restored_plans import (
 from dagster_checkpoints.spark.query.routed_keys import (
     RoutedKey,
     check_key_of_state,
+    check_key_types,
+    check_recorded_types,
     name_in_joins,
     operators_apart,
     operators_without,
     routed_columns,
+    widened_keys,
 )
-from dagster_checkpoints.spark.query.routed_types import check_key_types, check_recorded_types, widened_keys
 from dagster_checkpoints.spark.query.source_checks import reads_the_same
 from dagster_checkpoints.spark.query.stage_calls import open_stage
 from dagster_checkpoints.spark.query.stage_inputs import (

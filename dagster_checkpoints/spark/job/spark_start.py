@@ -14,9 +14,8 @@ from dagster_checkpoints.spark.files.server_copies import try_server_copies
 from dagster_checkpoints.spark.job import events
 from dagster_checkpoints.spark.job.events import JobEvent
 from dagster_checkpoints.spark.job.runtime import Runtime
-from dagster_checkpoints.spark.session.executor_check import ExecutorCheck
-from dagster_checkpoints.spark.session.remote_check import check_remote_directory
 from dagster_checkpoints.spark.session.work_directory import check_work_directory_named, is_local
+from dagster_checkpoints.spark.session.work_directory_check import ExecutorCheck, check_remote_directory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

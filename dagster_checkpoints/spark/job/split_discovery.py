@@ -1,6 +1,6 @@
 """Runs the users' discoveries of splits, each on a thread of its own, and reports the splits to the job.
 
-It must not know when to discover, nor which splits are known: `execution.split_enumerators` decides that.
+It must not know when to discover, nor which splits are known: `execution.splits` decides that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dagster_checkpoints.execution.split_events import SplitsDiscovered
 from dagster_checkpoints.pipeline import DiscoveryContext, InputAsset, Pipeline, SplitSource, StageKind, TaskId
 from dagster_checkpoints.pipeline.errors import InvalidSplitError
 from dagster_checkpoints.spark.errors import StageFailedError
-from dagster_checkpoints.spark.job.job_messages import failure_of
+from dagster_checkpoints.spark.job.runtime import failure_of
 from dagster_checkpoints.spark.query.error_location import located
 
 if TYPE_CHECKING:

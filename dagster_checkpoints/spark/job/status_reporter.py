@@ -42,16 +42,15 @@ from dagster_checkpoints.execution.job_machine import JobMachine
 from dagster_checkpoints.execution.job_phases import JobPhase
 from dagster_checkpoints.execution.job_requests import JobRequests
 from dagster_checkpoints.execution.source_answers import Silence
-from dagster_checkpoints.execution.split_enumerators import SplitCounts
+from dagster_checkpoints.execution.splits import SplitCounts
 from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId, fused_in
 from dagster_checkpoints.spark.job.deployment import Deployment, has_caught_up
 from dagster_checkpoints.spark.job.events import JobEvent
-from dagster_checkpoints.spark.job.history_recorder import HistoryRecorder
-from dagster_checkpoints.spark.job.history_writer import HistoryWriter
+from dagster_checkpoints.spark.job.history import HistoryRecorder, HistoryWriter
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.spark.job.job_reporter import JobReporter
 from dagster_checkpoints.spark.job.reporting import late_rows, stage_rows
-from dagster_checkpoints.spark.job.source_watch import SourceWatch
+from dagster_checkpoints.spark.job.run_sources import SourceWatch
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 
 

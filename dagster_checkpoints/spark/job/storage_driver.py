@@ -18,8 +18,7 @@ from dagster_checkpoints.execution.job_events import JobMachineEvent, RestorePoi
 from dagster_checkpoints.execution.job_storage import beginning_chosen, ownership_answer, restore_point
 from dagster_checkpoints.execution.pipeline_state import JobState
 from dagster_checkpoints.spark.job.checkpointing import CheckpointWriter
-from dagster_checkpoints.spark.job.job_start import JobStart
-from dagster_checkpoints.spark.job.restoring import StartPoint, read_restored
+from dagster_checkpoints.spark.job.job_start import JobStart, StartPoint, read_restored
 from dagster_checkpoints.spark.job.runtime import Runtime
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 from dagster_checkpoints.pipeline import REFUSED_IN_CHECKPOINT, Pipeline, Stage
 from dagster_checkpoints.sinks import SinkContext
-from dagster_checkpoints.spark.files.work_folder import WorkFolder
-from dagster_checkpoints.spark.job.attempt_settings import AttemptSettings
+from dagster_checkpoints.spark.files.work_path import WorkFolder
+from dagster_checkpoints.spark.job.runtime import AttemptSettings
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 from dagster_checkpoints.spark.tasks.commit_checks import CommitChecks
-from dagster_checkpoints.spark.tasks.held_rows import HeldRows
-from dagster_checkpoints.spark.tasks.task_sink import TaskSink, sink_context
+from dagster_checkpoints.spark.tasks.task_sink import HeldRows, TaskSink, sink_context
 from dagster_checkpoints.state.fitted_checkpoint import SettledInstance
 from dagster_checkpoints.state.metadata import LastCommit
 from dagster_checkpoints.storage.ownership import Ownership

@@ -15,8 +15,7 @@ from linecache import getline
 
 from dagster_checkpoints.own_code import own_frames
 from dagster_checkpoints.pipeline import FunctionSplitSource, FunctionStage, Stage
-from dagster_checkpoints.spark.query.disk_full import DiskFull
-from dagster_checkpoints.spark.query.error_text import text_of_error
+from dagster_checkpoints.spark.query.error_text import DiskFull, text_of_error
 
 _WORKER_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)', re.MULTILINE)
 

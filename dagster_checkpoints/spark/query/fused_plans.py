@@ -17,11 +17,11 @@ from dagster_checkpoints.spark.errors import PlanRefusedError
 from dagster_checkpoints.spark.identifiers import identifier
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources
 from dagster_checkpoints.spark.query.column_origins import BOUNDARY
-from dagster_checkpoints.spark.query.opaque_inputs import opaque
 from dagster_checkpoints.spark.query.operators import keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import StreamSet, analyzed_nodes, once, streams
 from dagster_checkpoints.spark.query.source_checks import Limit, limit_in_query, source_of
 from dagster_checkpoints.spark.query.stage_calls import StageCall
+from dagster_checkpoints.spark.query.stage_inputs import opaque
 
 HELD_BY_SPARK = frozenset({"files", "kafka", "delta", "iceberg", "rate-micro-batch"})
 """Short names of sources that can be held to what is there at a moment while their query runs (`SupportsTriggerAvailableNow`)."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from dagster_checkpoints.spark.query.driver_sources import KEPT_ERRORS
 from dagster_checkpoints.spark.query.fused_plans import FusedStream
-from dagster_checkpoints.spark.query.kafka_lag import rows_between
+from dagster_checkpoints.spark.query.kafka_offsets import rows_between
 from dagster_checkpoints.spark.query.plan_nodes import children, streams_of_batch
 from dagster_checkpoints.spark.query.query import START_TIMEOUT_SECONDS, TaskQuery
 from dagster_checkpoints.spark.query.source_checks import Limit

@@ -1,27 +1,38 @@
 """Refuses operators over a stream that Spark's own check of a plan accepts, and whose rows are not those of a batch.
 
 Spark computes some of them for each micro-batch by itself, never emits rows of others, or finds only in the first micro-batch
-that it cannot run them. Analysis only.
+that it cannot run them.
 
-Source: Spark's `UnsupportedOperationChecker`, `RewriteExceptAll`, `ReplaceDistinctWithAggregate`, `AttachDistributedSequenceExec`
-and `ResolveFunctions`, which writes a table function's argument that is a table as the left side of a lateral join.
+Of other plans its optimizer makes plans with which rows would be missing: Spark plans each micro-batch of what the optimizer
+makes of the stage's plan, and checks only the stage's. The optimizer leaves out what does not change the rows of a table, such as
+the other side of an outer join of which nothing is used; and it makes joins and groups of a subquery that refers to the rows
+around it. Of a stream, event time then stands still, or rows are never due. Nor does it move for a stage that waits for a source
+without a watermark (`pipeline.watermark_reach` knows which sources these are). Analysis only; must not know tasks.
+
+Source: Spark's `UnsupportedOperationChecker`, `RewriteExceptAll`, `ReplaceDistinctWithAggregate`,
+`AttachDistributedSequenceExec`, `ResolveFunctions`, which writes a table function's argument that is a table as the left side of
+a lateral join, `EliminateOuterJoin`, `PropagateEmptyRelation`, `DecorrelateInnerQuery` and `WatermarkTracker`, which waits for
+every watermark of the plan that it was made of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame
 
-from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.spark.errors import PlanRefusedError
+from dagster_checkpoints.pipeline import Pipeline, watermark_reach
+from dagster_checkpoints.spark.errors import EventTimeHeldBackError, PlanRefusedError
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.column_origins import as_sql
-from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
-from dagster_checkpoints.spark.query.operators import keeping_state
+from dagster_checkpoints.spark.query.error_text import advice_on_event_time
+from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage, refused_plan, watermark_nodes
+from dagster_checkpoints.spark.query.join_checks import is_outer
+from dagster_checkpoints.spark.query.operators import WITH_STATE, keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import (
     PlanNode,
+    analyzed,
     analyzed_nodes,
     children,
     is_event_time,
@@ -31,8 +42,8 @@ from dagster_checkpoints.spark.query.plan_nodes import (
     once,
     optimized_nodes,
     reads_streams,
+    stream_joins,
 )
-from dagster_checkpoints.spark.query.spark_advice import advice_on_event_time
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 from dagster_checkpoints.spark.query.stateful_nodes import PROCESSOR
 
@@ -249,3 +260,115 @@ def _is_in_pandas(aggregate: Any) -> bool:
     """Whether an aggregation calls a user-defined aggregate function."""
     parts = (part for each in items(aggregate.aggregateExpressions()) for part in nodes(each))
     return any(str(part.getClass().getSimpleName()) == "PythonUDAF" for part in parts)
+
+
+_WATERMARK = "EventTimeWatermark"
+
+
+def check_optimized(call: StageCall, frame: DataFrame, *, divisible: bool) -> None:
+    """Check that the optimizer leaves a stage's plan its event time, and adds no operators with state to it.
+
+    Args:
+        frame: The stage's result, a stream.
+        divisible: Whether the stage may begin a query of its own, whose inputs the optimizer does not look through.
+
+    Raises:
+        RefusedAtStage: Rows would be missing, and the stage may begin a query of its own.
+        PlanRefusedError: Rows would be missing.
+    """
+    if keeping_state(frame) and _loses_a_watermark(frame):
+        text = (
+            f"its result ({call.stage.location}) reads a stream that has no effect on the rows: the other side of an outer join "
+            "of which no column is used, or rows that a condition never lets through. Spark's optimizer leaves it out, and its "
+            "event time with it, for which the rest of the query would wait for ever. Remove the join or the branch; or return "
+            "it from a stage of its own, with all its columns"
+        )
+        raise refused_plan(call, text, "Spark would leave out a stream on whose event time the rest waits", divisible=divisible)
+    if _has_subquery(frame) and (made := _made_by_optimizer(frame)):
+        text = (
+            f"its result ({call.stage.location}) has a subquery, or a lateral join, that refers to the rows of a stream by more "
+            f"than equal columns: Spark makes {made} of it, which would lose rows without a match. Refer to them by equalities "
+            "of columns alone; or join the table with the condition, and choose among the matches of a row in process_batch"
+        )
+        raise refused_plan(call, text, f"Spark makes {made} of its subquery", divisible=divisible)
+
+
+def _loses_a_watermark(frame: DataFrame) -> bool:
+    before = set(watermark_nodes(frame))
+    if len(before) < 2:  # a plan without any stream has no state
+        return False
+    after = {str(node.of.nodeId().toString()) for node in optimized_nodes(frame) if node.name == _WATERMARK}
+    return not before <= after
+
+
+def _has_subquery(frame: DataFrame) -> bool:
+    patterns = jvm_of(frame.sparkSession).org.apache.spark.sql.catalyst.trees.TreePattern
+    return bool(analyzed(frame).containsPattern(patterns.PLAN_EXPRESSION()))
+
+
+def _made_by_optimizer(frame: DataFrame) -> str:
+    """What the optimizer makes of a plan that keeps state and was not there before; empty if nothing."""
+    before, after = _state_in(analyzed_nodes(frame)), _state_in(optimized_nodes(frame))
+    made = [what for what in before if after[what] > before[what]]
+    return " and ".join(made)
+
+
+def _state_in(nodes: Iterable[PlanNode]) -> dict[str, int]:
+    streaming: list[PlanNode] = [node for node in nodes if node.of.isStreaming()]
+    joins = sum(node.name == "Join" and reads_streams(node.of) for node in streaming)
+    return {"a join of two streams": joins, "groups of a stream": sum(node.name in WITH_STATE for node in streaming)}
+
+
+_AGGREGATES = frozenset({"Aggregate", "Distinct", "Except"})
+"""Plan nodes that Spark runs as an aggregation: SELECT DISTINCT, a UNION or EXCEPT in SQL."""
+
+
+def check_event_time_moves(
+    pipeline: Pipeline, call: StageCall, frame: DataFrame, arguments: Mapping[str, DataFrame], own: Collection[str]
+) -> list[str]:
+    """Check that event time moves at a stage which keeps state.
+
+    Args:
+        pipeline: The pipeline.
+        call: The stage.
+        frame: The stage's result, a stream.
+        arguments: The stage's inputs; their operators belong to earlier stages of the chain.
+        own: Stages that set a watermark themselves.
+
+    Returns:
+        Warnings: results come only after a bounded source has ended, or state is never dropped.
+
+    Raises:
+        EventTimeHeldBackError: The stage emits its rows when event time advances, and an unbounded source holds it back.
+    """
+    reach = watermark_reach(pipeline, call.stage.name, own)
+    if not reach.is_held_back or call.stage.output_mode == "complete":
+        return []
+    streams = [given for given in arguments.values() if given.isStreaming]
+    if keeping_state(frame) <= sum(map(keeping_state, streams)):
+        return []
+    waits = call.stage.output_mode == "append" and _waiting(frame) > sum(map(_waiting, streams))
+    endless = [name for name in reach.without if not pipeline.is_bounded(name)]
+    where = {name: f"{name!r} ({pipeline.stage(name).location})" for name in (*reach.declaring, *reach.without)}
+    having, lacking = (", ".join(where[name] for name in names) for names in (reach.declaring, endless or reach.without))
+    text = (
+        f"it keeps state by event time, and reads {having}, which declares a watermark, together with {lacking}, which declares "
+        "none. The watermark of a stage is the minimum over its inputs, and an input without one holds it back"
+    )
+    remedy = (
+        f"Declare watermark=(column, lateness) at {', '.join(map(repr, endless or reach.without))} as well, also if all its rows "
+        "are on time; or read a table instead of a stream."
+    )
+    if waits and endless:
+        raise EventTimeHeldBackError(
+            call.stage.name, call.context.instance, f"{text}: no row would be emitted before the pipeline is drained. {remedy}"
+        )
+    what = "no row is emitted" if waits else "its state is not dropped, and no timer of event time fires,"
+    until = "before the pipeline is drained" if endless else "before that source has ended"
+    return [f"Stage {call.stage.name!r} ({call.stage.location}): {text}: {what} {until}. {remedy}"]
+
+
+def _waiting(frame: DataFrame) -> int:
+    """The number of operators of a DataFrame's analyzed plan that emit rows only when event time advances."""
+    aggregates = sum(each.name in _AGGREGATES and bool(each.of.isStreaming()) for each in analyzed_nodes(frame))
+    return aggregates + sum(map(is_outer, stream_joins(frame)))

@@ -5,8 +5,14 @@ the new plan, usually without an error. So a checkpoint holds this text, and a r
 Operators without state (projections, filters, flat maps) are not in the text, unless they compute a key. Analysis only; must not
 know tasks or storage.
 
+The text says, too, what Spark's optimizer leaves in the state. It works on a whole query: it drops the columns that later
+operators do not read, also from the state of aggregations and joins, and the order of the columns that a later projection selects
+decides the order of an aggregation's values. Spark compares only the types of these, so that after a restore with another
+projection one sum could continue as another one.
+
 Source: "Recovery Semantics after Changes in a Streaming Query",
-https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-datasets.html#recovery-semantics-after-changes-in-a-streaming-query
+https://spark.apache.org/docs/latest/streaming/apis-on-dataframes-and-datasets.html#recovery-semantics-after-changes-in-a-streaming-query,
+Spark's `ColumnPruning`, `CollapseProject` and `StateSchemaCompatibilityChecker`.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,19 +31,71 @@ from dagster_checkpoints.spark.files.hadoop_path import HadoopFileSystem
 from dagster_checkpoints.spark.query.channel_sources import ENDED, INPUT_OPTION, RECORDS, WATERMARKS
 from dagster_checkpoints.spark.query.column_origins import column_origins, traced
 from dagster_checkpoints.spark.query.file_index import without_host
-from dagster_checkpoints.spark.query.optimized_state import aggregate_functions, kept_in_state
-from dagster_checkpoints.spark.query.plan_nodes import analyzed, analyzed_nodes, once
-from dagster_checkpoints.spark.query.plan_text import Node, as_written, type_text
-from dagster_checkpoints.spark.query.planned_query import query_execution
-from dagster_checkpoints.spark.query.planned_state import WATERMARK_SOURCE, planned_operators
+from dagster_checkpoints.spark.query.plan_nodes import analyzed, analyzed_nodes, children, nodes, once
+from dagster_checkpoints.spark.query.plan_text import Node, as_written, parse, plan_json, type_text
+from dagster_checkpoints.spark.query.planned_state import WATERMARK_SOURCE, planned_operators, query_execution
 from dagster_checkpoints.spark.query.plans import QueryPlan
-from dagster_checkpoints.spark.query.stateful_nodes import PROCESSOR, stateful_nodes
+from dagster_checkpoints.spark.query.stateful_nodes import PROCESSOR, stateful_nodes, stateful_nodes_of
 from dagster_checkpoints.state.metadata import PlannedOperator
 from dagster_checkpoints.state.plans import IN_STATE
 from dagster_checkpoints.state.processor_states import ENCODED_AS_AVRO, as_encoded
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+def _optimized_nodes(plan: Any) -> list[tuple[Node, Any]]:
+    """The stateful operators of an optimized plan, from the input to the output, each with Spark's object."""
+    wanted = stateful_nodes_of(parse(plan_json(plan)))
+    objects = list(nodes(plan)) if wanted else []  # in the order of the JSON
+    return [(node, objects[node.number]) for node in wanted]
+
+
+def aggregate_functions(node: Node) -> Iterator[Node]:
+    """The aggregate functions of an aggregation, in order; one that is used twice appears twice."""
+    for each in node.expressions("aggregateExpressions"):
+        yield from (part for part in each.all() if part.kind == "AggregateExpression")
+
+
+def kept_in_state(frame: DataFrame, optimized_plan: Any) -> list[str] | None:
+    """By stateful operator, from the input to the output, what its state holds; an empty text if its declaration says that.
+
+    Aggregate functions are named by their positions among the declared ones, from 1: the optimizer also replaces the expressions
+    inside them. None if it has replaced an operator by others.
+
+    Args:
+        frame: the result of a query.
+        optimized_plan: its optimized plan, a JVM object.
+    """
+    declared, optimized = stateful_nodes(frame), _optimized_nodes(optimized_plan)
+    if len(declared) != len(optimized):
+        return None
+    found = [_kept_by_one(node, kept, of) for node, (kept, of) in zip(declared, optimized, strict=True)]
+    return None if None in found else [text or "" for text in found]
+
+
+def _kept_by_one(declared: Node, optimized: Node, of: Any) -> str | None:
+    if declared.kind == optimized.kind == "Join":
+        left, right = (_columns(child) for child in children(of))
+        return f"{', '.join(left) or 'nothing'} of the left side, {', '.join(right) or 'nothing'} of the right side"
+    if declared.kind != "Aggregate" or optimized.kind != "Aggregate":
+        return ""
+    positions = {_id(function): number for number, function in enumerate(aggregate_functions(declared), start=1)}
+    kept = list(dict.fromkeys(positions.get(_id(function)) for function in aggregate_functions(optimized)))
+    if None in kept:
+        return None
+    return f"functions {', '.join(map(str, kept))}" if kept else "no function"
+
+
+def _id(function: Node) -> int:
+    return int(function.fields["resultId"]["id"])
+
+
+def _columns(plan: Any) -> list[str]:
+    output = plan.output()
+    columns = (output.apply(number) for number in range(output.size()))
+    return [f"{column.name()} {column.dataType().catalogString()}" for column in columns]
+
 
 _SOURCES = frozenset({"StreamingRelation", "StreamingRelationV2"})
 # Options that identify a source's data; other options may hold secrets, or concern only how the source reads.

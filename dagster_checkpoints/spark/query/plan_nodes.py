@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 V1_STREAM = "StreamingRelation"
 V2_STREAM = "StreamingRelationV2"
 ROWS_OF_NO_STREAM = "LogicalRDD"
-"""The plan node of the branch without rows (`opaque_inputs`): a leaf that is streaming, but no stream."""
+"""The plan node of the branch without rows (`stage_inputs`): a leaf that is streaming, but no stream."""
 _NO_STREAMS = frozenset({"CTERelationRef", ROWS_OF_NO_STREAM})
 
 
@@ -129,7 +129,7 @@ def optimized_nodes(frame: DataFrame) -> tuple[PlanNode, ...]:
 @once
 def optimized_joins(frame: DataFrame) -> tuple[Any, ...]:
     """The joins of two streams in what Spark's optimizer makes of a DataFrame's plan, if that has some: others are refused, see
-    `optimizer_checks`."""
+    `operator_checks`."""
     if not stream_joins(frame):
         return ()
     return tuple(each.of for each in optimized_nodes(frame) if each.name == "Join" and reads_streams(each.of))

@@ -1,12 +1,16 @@
-"""The stateful operators that Spark plans for a query, as values to record and to compare.
+"""The plans that Spark makes of a streaming query, without running it, and the stateful operators in them as values to compare.
 
 What a stage declares does not say what Spark keeps: its optimizer drops and reorders columns, adds equalities to the key of a
 join, and moves conditions in front of operators. So the physical plan is described: each operator with its key, its values and
-what it is fed with, traced to columns of the sources. The rules of the comparison are in `state.planned_operators`. Analysis
+what it is fed with, traced to columns of the sources. The rules of the comparison are in `state.plans`. Analysis
 only; must not know tasks or storage.
 
 What the runtime itself puts into a plan, the watermark's branch of an input and the filters that hold off the optimizer, is left
 out: only the name of the input remains.
+
+The plans are made as Spark's own `explain` of a streaming DataFrame makes them.
+
+Source: Spark's `QueryExecution.explainString` and `IncrementalExecution`.
 """
 
 from __future__ import annotations
@@ -17,16 +21,91 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dagster_checkpoints.spark.files.work_path import WorkPath, url
+from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.column_origins import fused_parts, is_opaque, traced
-from dagster_checkpoints.spark.query.plan_json import expression_json, plan_json
 from dagster_checkpoints.spark.query.plan_nodes import analyzed_nodes, children, is_event_time, nodes
-from dagster_checkpoints.spark.query.plan_text import Node, conjuncts, identity_of, parse
-from dagster_checkpoints.spark.query.planned_query import query_execution
+from dagster_checkpoints.spark.query.plan_text import Node, conjuncts, expression_json, identity_of, parse, plan_json
 from dagster_checkpoints.spark.query.stateful_nodes import analyzed_plan, stateful_nodes_of
 from dagster_checkpoints.state.metadata import PlannedInput, PlannedOperator
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+
+_STREAMING = "org.apache.spark.sql.execution.streaming"
+_EXECUTION = f"{_STREAMING}.runtime.IncrementalExecution"
+
+
+@dataclass(frozen=True)
+class ResumedBatch:
+    """The first batch of a query that goes on from a checkpoint directory. Spark checks, as it plans the batch, that the stateful
+    operators and the columns of their state are those that the directory describes.
+
+    Attributes:
+        checkpoint: The directory; Spark may write to it.
+        batch_id: The batch, at least 1.
+        settings: The settings of Spark that the query keeps.
+    """
+
+    checkpoint: WorkPath
+    batch_id: int
+    settings: Mapping[str, str]
+
+
+def query_execution(spark: SparkSession, plan: Any, output_mode: str, first: ResumedBatch | None = None) -> Any:
+    """What makes the plans of a batch of a streaming query, a JVM object: `optimizedPlan`, and `executedPlan`, the physical one.
+
+    In the physical plan the stateful operators have their numbers.
+
+    Args:
+        spark: The session, whose settings decide the plan.
+        plan: The analyzed plan, a JVM object.
+        output_mode: The query's output mode.
+        first: The batch that is planned; None for one of a query without a checkpoint directory.
+    """
+    jvm = jvm_of(spark)
+    session, kept = spark._jsparkSession, jvm.java.util.HashMap()
+    metadata = jvm.org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMetadata
+    if first is not None:
+        session = session.cloneSession()
+        for name, value in first.settings.items():
+            kept.put(name, value)
+    find_class = jvm.java.lang.Class.forName
+    (constructor,) = find_class(_EXECUTION).getConstructors()
+    # The first arguments are the same in each release of Spark; later ones have defaults, and are not named in bytecode.
+    identity = jvm.java.util.UUID.randomUUID()
+    settings = metadata(0, 0, jvm.PythonUtils.toScalaMap(kept))
+    if first is not None:
+        metadata.setSessionConf(settings, session.sessionState().conf())
+    given = [
+        session,
+        plan,
+        getattr(jvm.org.apache.spark.sql.streaming.OutputMode, output_mode.capitalize())(),
+        "<unknown>" if first is None else url(first.checkpoint / "state"),
+        identity,
+        identity,
+        jvm.java.lang.Long.valueOf(0 if first is None else first.batch_id),
+        jvm.scala.Option.apply(None),
+        settings,
+        _module(find_class, f"{_STREAMING}.runtime.WatermarkPropagator").noop(),
+        first is not None,
+    ]
+    count = constructor.getParameterCount()
+    defaults = _module(find_class, _EXECUTION)
+    given += [getattr(defaults, f"$lessinit$greater$default${number}")() for number in range(len(given) + 1, count + 1)]
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    arguments = gateway.new_array(jvm.java.lang.Object, count)
+    for number, argument in enumerate(given):
+        arguments[number] = argument
+    return constructor.newInstance(arguments)
+
+
+def _module(find_class: Any, name: str) -> Any:
+    """The object of Scala that belongs to a class."""
+    return find_class(f"{name}$").getField("MODULE$").get(None)
+
 
 WATERMARK_SOURCE = ""
 """In place of the name of a source: the watermark of an input, whose branch of the plan is left out."""
@@ -75,7 +154,7 @@ def planned_operators(frame: DataFrame, execution: Any, output_mode: str, source
 
     Args:
         frame: The result of the query.
-        execution: What makes its plans (`planned_query`).
+        execution: What makes its plans (:func:`query_execution`).
         output_mode: The query's output mode.
         source: Describes a node that reads a stream; `WATERMARK_SOURCE` for the watermark of an input.
     """
@@ -91,7 +170,7 @@ def numbered_operators(execution: Any) -> dict[int, tuple[str, bool]]:
     its state is in one partition, whatever the number of partitions.
 
     Args:
-        execution: What makes the plans of the query (`planned_query`).
+        execution: What makes the plans of the query (:func:`query_execution`).
     """
     kinds = {f"{kind}Exec" for kind in _OPERATORS}
     found = (node for node in nodes(execution.executedPlan()) if str(node.getClass().getSimpleName()) in kinds)

@@ -25,10 +25,9 @@ from dagster_checkpoints.spark.identifiers import identifier
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.channel_sources import RECORDS
 from dagster_checkpoints.spark.query.column_types import advice_on, repeated_names
-from dagster_checkpoints.spark.query.error_text import text_of_error
-from dagster_checkpoints.spark.query.event_time_checks import check_event_time_moves
+from dagster_checkpoints.spark.query.error_text import advice_on_refused_plan, text_of_error
 from dagster_checkpoints.spark.query.file_name_checks import check_file_names
-from dagster_checkpoints.spark.query.file_paths import check_file_paths
+from dagster_checkpoints.spark.query.file_streams import check_file_paths
 from dagster_checkpoints.spark.query.fused_plans import (
     FusedStream,
     RefusedAtStage,
@@ -46,10 +45,13 @@ from dagster_checkpoints.spark.query.join_checks import (
     check_time_keys,
     check_unmatched_rows,
 )
-from dagster_checkpoints.spark.query.opaque_inputs import whole
-from dagster_checkpoints.spark.query.operator_checks import check_event_time_columns, check_operators
+from dagster_checkpoints.spark.query.operator_checks import (
+    check_event_time_columns,
+    check_event_time_moves,
+    check_operators,
+    check_optimized,
+)
 from dagster_checkpoints.spark.query.operators import fires_by_the_clock, keeping_state
-from dagster_checkpoints.spark.query.optimizer_checks import check_optimized
 from dagster_checkpoints.spark.query.plan_nodes import (
     ROWS_OF_NO_STREAM,
     StreamSet,
@@ -68,10 +70,8 @@ from dagster_checkpoints.spark.query.source_checks import (
     rows_by_columns,
     source_of,
 )
-from dagster_checkpoints.spark.query.spark_advice import advice_on_refused_plan
-from dagster_checkpoints.spark.query.stage_calls import StageCall, transform_stage
-from dagster_checkpoints.spark.query.stage_inputs import nullable
-from dagster_checkpoints.spark.query.stage_results import no_dataframe
+from dagster_checkpoints.spark.query.stage_calls import StageCall, no_dataframe, transform_stage
+from dagster_checkpoints.spark.query.stage_inputs import nullable, whole
 
 
 @dataclass(frozen=True)

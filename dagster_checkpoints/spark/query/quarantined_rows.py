@@ -16,8 +16,7 @@ from dagster_checkpoints.pipeline import REFUSED_BY, REFUSED_IN_CHECKPOINT, Cond
 from dagster_checkpoints.spark.errors import StageError, StageQuarantineError
 from dagster_checkpoints.spark.files.work_path import WorkPath
 from dagster_checkpoints.spark.query.error_text import text_of_error
-from dagster_checkpoints.spark.query.query_guard import refusing_queries
-from dagster_checkpoints.spark.query.stage_calls import StageCall
+from dagster_checkpoints.spark.query.stage_calls import StageCall, refusing_queries
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 
 _NOT_MET = "__dagster_checkpoints_not_met__"

@@ -19,14 +19,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.execution.source_answers import Doing, SourceLook
-from dagster_checkpoints.execution.source_progress import SourceProgress
+from dagster_checkpoints.execution.sources import SourceProgress
 from dagster_checkpoints.spark.files.work_path import WorkPath, url
-from dagster_checkpoints.spark.query.disk_full import disk_full
 from dagster_checkpoints.spark.query.driver_sources import KEPT_ERRORS, SourceFailed
-from dagster_checkpoints.spark.query.file_batches import check_files
-from dagster_checkpoints.spark.query.file_paths import reads_files
+from dagster_checkpoints.spark.query.error_text import disk_full
+from dagster_checkpoints.spark.query.file_streams import check_files, reads_files
 from dagster_checkpoints.spark.query.held_starts import held_start
-from dagster_checkpoints.spark.query.kafka_lag import reads_only_kafka, rows_behind, rows_between, streams_with_minimum
+from dagster_checkpoints.spark.query.kafka_offsets import reads_only_kafka, rows_behind, rows_between, streams_with_minimum
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.query_log import QueryLog
 
@@ -368,7 +367,7 @@ class TaskQuery:
     def holds_back(self, batch_id: int, position: int | None = None) -> bool:
         """Whether sources that Spark has asked have more rows than a batch reads, and give none before there are enough of them.
 
-        Spark says of such a source what it says of one without rows, see `kafka_lag`. Any thread.
+        Spark says of such a source what it says of one without rows, see `kafka_offsets`. Any thread.
 
         Args:
             batch_id: The number of a planned batch; -1 for none.

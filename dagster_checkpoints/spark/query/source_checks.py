@@ -32,7 +32,7 @@ from dagster_checkpoints.spark.errors import (
     SourceOptionsError,
 )
 from dagster_checkpoints.spark.jvm import jvm_of
-from dagster_checkpoints.spark.query.file_batches import SKIPS_MISSING_FILES
+from dagster_checkpoints.spark.query.file_streams import SKIPS_MISSING_FILES
 from dagster_checkpoints.spark.query.plan_nodes import V1_STREAM, V2_STREAM, analyzed, source_options, streams
 from dagster_checkpoints.spark.query.stage_calls import StageCall
 

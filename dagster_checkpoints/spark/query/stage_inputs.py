@@ -1,9 +1,6 @@
-"""The DataFrames that a stage receives: streams of channels, and static tables.
+"""The DataFrames that a stage receives: streams of channels, and static tables; hidden from Spark's optimizer.
 
-A stream that carries event time is the union of a *watermark source* and the *channel source*, in this order: the union
-takes the event time's metadata from its first child. A filter drops the watermark's row. It is one nondeterministic expression:
-Spark would push a deterministic one, with the user's filters and joins, below the watermark, which would then stop; and a
-deterministic part of it would be a condition for the rows of the other side of a join.
+No rule of the optimizer may conclude anything from an input of a stage.
 """
 
 from __future__ import annotations
@@ -11,9 +8,9 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
@@ -23,11 +20,47 @@ from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources, ReadableChannel
 from dagster_checkpoints.spark.query.driver_sources import READ_OPTIONS
 from dagster_checkpoints.spark.query.file_index import exact_index
-from dagster_checkpoints.spark.query.opaque_inputs import opaque, opaque_condition
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def opaque(*branches: DataFrame) -> DataFrame:
+    """The rows of some streams with the same columns, as one stream through which the optimizer does not look.
+
+    One more branch has no rows and no partitions, which the optimizer does not know: so the stream is neither empty nor small in
+    any micro-batch. The filter drops nothing; since it is not deterministic, nothing is pushed below it.
+
+    Args:
+        branches: The streams; the first one decides the columns' metadata, such as the watermark.
+    """
+    frame = branches[0]
+    for other in branches[1:]:
+        frame = frame.unionByName(other)
+    return frame.union(_without_rows(branches[0])).where(F.spark_partition_id() >= 0)
+
+
+def whole(frame: DataFrame) -> DataFrame:
+    """The same rows, of which the optimizer leaves out no column: a source reads all of them, whatever its reader uses.
+
+    The condition is true for each row; what is behind it, and names all columns, is never evaluated.
+    """
+    columns = F.struct(*[F.col(identifier(name)) for name in frame.columns])
+    return frame.where(F.when(F.spark_partition_id() >= 0, True).otherwise(F.raise_error(columns.cast("string")).cast("boolean")))
+
+
+def opaque_condition(condition: Column) -> Column:
+    """The same condition as one expression that is not deterministic: no part of it is pushed down or counts as a constraint."""
+    return F.when(F.spark_partition_id() >= 0, condition)
+
+
+def _without_rows(frame: DataFrame) -> DataFrame:
+    """A stream without rows that is no source of the query: Spark never replaces it by an empty relation."""
+    session: Any = frame.sparkSession
+    rows = session.sparkContext._jsc.emptyRDD().rdd()
+    return DataFrame(session._jsparkSession.internalCreateDataFrame(rows, frame._jdf.schema(), True), session)
+
 
 # The watermark source never has a row before this time: its rows are not before the year 1970 less a lateness.
 NEVER = dt.datetime(1, 1, 2)

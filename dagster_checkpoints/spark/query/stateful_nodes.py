@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_checkpoints.spark.query.plan_json import plan_json
 from dagster_checkpoints.spark.query.plan_nodes import analyzed, once
-from dagster_checkpoints.spark.query.plan_text import Node, is_streaming, parse
+from dagster_checkpoints.spark.query.plan_text import Node, is_streaming, parse, plan_json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -13,15 +13,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
-from dagster_checkpoints.spark.query.query_guard import guard_queries
 from dagster_checkpoints.spark.query.query_sessions import POLLING_DELAY, USUAL_POLLING_DELAY
+from dagster_checkpoints.spark.query.stage_calls import guard_queries
 from dagster_checkpoints.spark.row_settings import row_settings, set_back
 from dagster_checkpoints.spark.session import executor_probe
 from dagster_checkpoints.spark.session.class_archive import ClassArchive
-from dagster_checkpoints.spark.session.hadoop_defaults import forget_files_of_defaults
+from dagster_checkpoints.spark.session.hadoop import UNCHECKED, WITHOUT_CHECKSUMS, forget_files_of_defaults, use_local_files
 from dagster_checkpoints.spark.session.java import configure_java
 from dagster_checkpoints.spark.session.launcher import launch
-from dagster_checkpoints.spark.session.local_files import UNCHECKED, WITHOUT_CHECKSUMS, use_local_files
 from dagster_checkpoints.spark.session.spark_home import lean_spark_home
 from dagster_checkpoints.spark.session.spark_version import check_supported, installed_version
 

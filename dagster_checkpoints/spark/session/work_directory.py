@@ -1,7 +1,7 @@
 """The work directory: its allowed values, when it must be set, and one directory below it for each attempt.
 
 Records between stages and Spark's own files are stored in it. The driver and every executor write and read them, so
-all of them must see the same directory under the same path or URL; `executor_check` checks that at start.
+all of them must see the same directory under the same path or URL; `work_directory_check` checks that at start.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.files.urls import file_url_rule, local_path, url_scheme
 from dagster_checkpoints.spark.files.hadoop_path import HadoopFileSystem, HadoopPath
-from dagster_checkpoints.spark.files.work_folder import WorkFolder
-from dagster_checkpoints.spark.files.work_path import WorkPath, entries_of, remove_if_empty, remove_tree
+from dagster_checkpoints.spark.files.work_path import WorkFolder, WorkPath, entries_of, remove_if_empty, remove_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -34,7 +34,7 @@ from dagster_checkpoints.spark.snapshots.query_files import (
     needed_files,
 )
 from dagster_checkpoints.spark.snapshots.query_snapshots import pin, prune
-from dagster_checkpoints.storage.state_sources import FileIdentity, LocalSource, StateSource, StoredObject
+from dagster_checkpoints.storage.state_files import FileIdentity, LocalSource, StateSource, StoredObject
 
 
 class PinnedQuery(Protocol):

@@ -3,6 +3,8 @@
 Spark's maintenance and the query itself run at the same time. So the files are hard-linked first (under the task's lock), in
 a safe order: versions (`.zip`, `.changelog`) before the SST files that they name. After that it is decided which of them the
 batch needs, and checked that all of these exist.
+
+Where versions of a state store are missing in which nothing has changed, they are written as Spark writes them.
 """
 
 from __future__ import annotations
@@ -10,11 +12,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.files.durable import link_or_new_file
 from dagster_checkpoints.spark.files.work_path import WorkPath, url
+from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.snapshots.query_files import (
     IMMUTABLE,
     check_read_files,
@@ -26,6 +31,50 @@ from dagster_checkpoints.spark.snapshots.query_files import (
     names_in_zip,
     needed_files,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+_END_OF_DELTA = -1
+"""The length of a key that ends a `.delta` file."""
+
+
+def write_empty_versions(spark: SparkSession, files: Sequence[Path], codec: str) -> None:
+    """Write files without a change, of RocksDB (`.changelog`) or of Spark's other provider (`.delta`).
+
+    Args:
+        spark: The session.
+        files: The files of one query, on this machine; their directories may not exist yet.
+        codec: The name of the compression of the query's state files.
+
+    Source: Spark's `StateStoreChangelogWriterV1`; each changelog is read in the form in which it was written. And
+    `HDFSBackedStateStoreProvider.finalizeDeltaFile`.
+    """
+    first, *others = files
+    jvm = jvm_of(spark)
+    first.parent.mkdir(parents=True, exist_ok=True)
+    compression = jvm.org.apache.spark.io.CompressionCodec.createCodec(spark.sparkContext._jsc.sc().conf(), codec)
+    if first.suffix == ".delta":
+        compressed = compression.compressedOutputStream(jvm.java.io.FileOutputStream(str(first)))
+        delta = jvm.java.io.DataOutputStream(compressed)
+        delta.writeInt(_END_OF_DELTA)
+        delta.close()
+    else:
+        _write_changelog(spark, first, compression)
+    for file in others:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(first, file)
+
+
+def _write_changelog(spark: SparkSession, file: Path, compression: Any) -> None:
+    jvm = jvm_of(spark)
+    streaming = jvm.org.apache.spark.sql.execution.streaming
+    path = jvm.org.apache.hadoop.fs.Path(url(file))
+    hadoop = spark._jsparkSession.sessionState().newHadoopConf()
+    manager = streaming.checkpointing.CheckpointFileManager.create(path.getParent(), hadoop)
+    streaming.state.StateStoreChangelogWriterV1(manager, path, compression).commit()
+
 
 _SCHEMA_PATH = re.compile(r"^.*/state/\d+/(_stateSchema/.*)$")
 

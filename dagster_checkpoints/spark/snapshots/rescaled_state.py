@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dagster_checkpoints.pipeline import Chain, TaskId
-from dagster_checkpoints.spark.files.work_folder import WorkFolder
+from dagster_checkpoints.spark.files.work_path import WorkFolder
 from dagster_checkpoints.spark.query.routed_keys import RoutedKey
 from dagster_checkpoints.spark.snapshots.moved_partitions import MovedPartitions
 from dagster_checkpoints.spark.snapshots.moved_state import MovedState, check_movable, move_state

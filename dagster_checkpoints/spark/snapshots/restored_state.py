@@ -16,15 +16,13 @@ from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
 from dagster_checkpoints.spark.channels.channel_wiring import restored_segment
 from dagster_checkpoints.spark.files.server_copies import is_large_enough, server_copy_target
-from dagster_checkpoints.spark.files.work_folder import WorkFolder
-from dagster_checkpoints.spark.files.work_path import WorkPath, place
+from dagster_checkpoints.spark.files.work_path import WorkFolder, WorkPath, place
 from dagster_checkpoints.spark.query.query_log import STATE_CODEC, QueryLog
 from dagster_checkpoints.spark.query.routed_keys import RoutedKey
-from dagster_checkpoints.spark.snapshots.empty_versions import write_empty_versions
 from dagster_checkpoints.spark.snapshots.moved_partitions import MovedPartitions, are_moved_whole, moved_partitions
 from dagster_checkpoints.spark.snapshots.moved_state import MovedState, StateMove
 from dagster_checkpoints.spark.snapshots.query_files import is_state_of_version
-from dagster_checkpoints.spark.snapshots.query_snapshots import relocate
+from dagster_checkpoints.spark.snapshots.query_snapshots import relocate, write_empty_versions
 from dagster_checkpoints.spark.snapshots.rewritten_state import StateOfBatch
 from dagster_checkpoints.state.divided_chains import QueryOfStreams
 from dagster_checkpoints.state.fitted_checkpoint import KeyedStateShare
@@ -36,7 +34,7 @@ from dagster_checkpoints.state.metadata import (
     StateFile,
     TaskSnapshot,
 )
-from dagster_checkpoints.state.redistribution import redistribute_operator_states
+from dagster_checkpoints.state.rescaled_instances import redistribute_operator_states
 from dagster_checkpoints.state.restore import RestorePlan
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 from dagster_checkpoints.storage.savepoints import SavepointDirectory

@@ -37,8 +37,7 @@ from dagster_checkpoints.state.metadata import (
     TaskSnapshot,
     in_flight_files,
 )
-from dagster_checkpoints.storage.state_files import StoredFile
-from dagster_checkpoints.storage.state_sources import LocalSource, StateSource
+from dagster_checkpoints.storage.state_files import LocalSource, StateSource, StoredFile
 
 
 @dataclass(frozen=True)

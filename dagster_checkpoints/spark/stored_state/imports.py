@@ -21,13 +21,12 @@ from dagster_checkpoints.pipeline import Chain, Pipeline, TaskId, build_chains, 
 from dagster_checkpoints.spark.errors import SnapshotError
 from dagster_checkpoints.spark.files.hadoop_path import HadoopFileSystem
 from dagster_checkpoints.spark.files.work_path import WorkPath
-from dagster_checkpoints.spark.job.plan_check import check_plans, plan_as_one_query
+from dagster_checkpoints.spark.job.pipeline_checks import check_plans, plan_as_one_query
 from dagster_checkpoints.spark.query.error_text import text_of_error
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription, with_encoding_of
 from dagster_checkpoints.spark.query.plan_nodes import V2_STREAM, analyzed, streams
-from dagster_checkpoints.spark.query.planned_query import ResumedBatch, query_execution
-from dagster_checkpoints.spark.query.planned_state import numbered_operators
+from dagster_checkpoints.spark.query.planned_state import ResumedBatch, numbered_operators, query_execution
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.query_log import QueryLog
 from dagster_checkpoints.spark.query.source_checks import source_of
@@ -60,7 +59,7 @@ from dagster_checkpoints.state.restore import validate_restore
 from dagster_checkpoints.state.spark_versions import check_spark_version
 from dagster_checkpoints.state.stage_names import with_uids
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
-from dagster_checkpoints.storage.state_sources import StateSource
+from dagster_checkpoints.storage.state_files import StateSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import BarrierMark
+from dagster_checkpoints.execution.input_channel import gate_channel
 from dagster_checkpoints.execution.input_gate import InputGate
-from dagster_checkpoints.execution.restored_channels import gate_channel
 from dagster_checkpoints.execution.task_events import (
     AddToTable,
     BetweenBatches,

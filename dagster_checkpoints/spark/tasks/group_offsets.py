@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.execution.offset_commits import OffsetCommits, PartitionOffsets
-from dagster_checkpoints.spark.query.kafka_groups import GroupClient, KafkaGroup, groups_of
+from dagster_checkpoints.spark.query.kafka_offsets import GroupClient, KafkaGroup, groups_of
 from dagster_checkpoints.spark.query.query_log import QueryLog
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 

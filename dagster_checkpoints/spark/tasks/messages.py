@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dagster_checkpoints.coordination.events import EventOfTask
-from dagster_checkpoints.execution.messages import TaskMessage
 from dagster_checkpoints.execution.split_events import SplitRequest
-from dagster_checkpoints.execution.task_events import SourceEnded, SourcesRead
+from dagster_checkpoints.execution.task_events import SourceEnded, SourcesRead, TaskMessage
 from dagster_checkpoints.pipeline import CheckEvaluation, TaskId
 from dagster_checkpoints.sinks import SinkCommit
 from dagster_checkpoints.spark.tasks.commit_checks import CheckedRows

@@ -17,7 +17,7 @@ from dagster_checkpoints.spark.errors import CommitCheckFailedError
 from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 from dagster_checkpoints.spark.tasks.commit_checks import CheckedRows
-from dagster_checkpoints.spark.tasks.late_rows import LateRows
+from dagster_checkpoints.spark.tasks.counted_rows import LateRows
 from dagster_checkpoints.spark.tasks.messages import TaskCommitRefused, TaskCommitted
 from dagster_checkpoints.spark.tasks.stage_errors import StageErrors
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts

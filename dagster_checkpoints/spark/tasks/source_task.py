@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import WatermarkStatus
-from dagster_checkpoints.execution.messages import EndInput
 from dagster_checkpoints.execution.source_answers import SourceLook
-from dagster_checkpoints.execution.task_events import BacklogMeasured, SourceExhausted
+from dagster_checkpoints.execution.task_events import BacklogMeasured, EndInput, SourceExhausted
 from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.spark.query.query_sessions import polling_of
 from dagster_checkpoints.spark.tasks.messages import Mail

@@ -1,7 +1,7 @@
 """The task of one instance of a split source: it reads one split after the other, each as one micro-batch.
 
 No Spark query runs: a split is evaluated once, on the task's own thread, and emitted. Messages that wait are taken in front of
-each split, so a barrier waits for one split at most. It must not know which splits there are: `execution.split_enumerators` hands
+each split, so a barrier waits for one split at most. It must not know which splits there are: `execution.splits` hands
 them out.
 """
 
@@ -45,7 +45,7 @@ class SplitTask(Task):
         self._idle = False
 
     def caught_up(self, stage: str) -> bool | None:
-        return None if self.machine.running else True  # the splits that wait are known to `execution.split_enumerators`
+        return None if self.machine.running else True  # the splits that wait are known to `execution.splits`
 
     def perform_on_inputs(self, action: TaskAction) -> None:
         if not isinstance(action, ReadSplit):

@@ -23,10 +23,16 @@ from dagster_checkpoints.spark.errors import (
     StagePlanFailedError,
 )
 from dagster_checkpoints.spark.query.error_location import located, stage_of
+from dagster_checkpoints.spark.query.error_text import (
+    UnreadableFile,
+    advice_on_failed_query,
+    lost_rows,
+    refused_by_source,
+    source_of_file,
+    unreadable_file,
+)
 from dagster_checkpoints.spark.query.query import QueryStopped
-from dagster_checkpoints.spark.query.query_guard import refusing_queries
-from dagster_checkpoints.spark.query.spark_advice import advice_on_failed_query, lost_rows, refused_by_source
-from dagster_checkpoints.spark.query.unreadable_files import UnreadableFile, source_of_file, unreadable_file
+from dagster_checkpoints.spark.query.stage_calls import refusing_queries
 from dagster_checkpoints.spark.tasks.task_parts import StageInstance
 
 if TYPE_CHECKING:

@@ -60,9 +60,8 @@ from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS
 from dagster_checkpoints.spark.query.query_sessions import with_settings
 from dagster_checkpoints.spark.query.row_counts import rows_of_batch, rows_of_table
-from dagster_checkpoints.spark.tasks.emitted_rows import EmittedRows
+from dagster_checkpoints.spark.tasks.counted_rows import EmittedRows, LateRows
 from dagster_checkpoints.spark.tasks.group_offsets import GroupOffsets
-from dagster_checkpoints.spark.tasks.late_rows import LateRows
 from dagster_checkpoints.spark.tasks.messages import Mail, TaskFirstBatch, TaskQueryStarted, TaskRaised, WakeUp
 from dagster_checkpoints.spark.tasks.operator_chain import OperatorChain
 from dagster_checkpoints.spark.tasks.query_runs import POLL_SECONDS, QueryRuns

@@ -12,7 +12,7 @@ from dagster_checkpoints.execution.attempt_plan import TaskPlan
 from dagster_checkpoints.execution.task_machine import TaskMachine, TaskTraits
 from dagster_checkpoints.pipeline import Chain, Pipeline, Stage, TaskId
 from dagster_checkpoints.spark.channels.outputs import TaskOutput
-from dagster_checkpoints.spark.files.work_folder import WorkFolder
+from dagster_checkpoints.spark.files.work_path import WorkFolder
 from dagster_checkpoints.spark.query import plans
 from dagster_checkpoints.spark.query.plan_fingerprint import PlanDescription
 from dagster_checkpoints.spark.query.stage_calls import StageCall

@@ -1,14 +1,20 @@
-"""A task's use of its sink: it writes batches, pre-commits them with checkpoints, and commits when a checkpoint is complete."""
+"""A task's use of its sink: it writes batches, pre-commits them with checkpoints, and commits when a checkpoint is complete.
+
+A sink may want the id of the checkpoint that is the first to hold a row, as a column: such rows wait for it.
+"""
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
 
 from dagster_checkpoints.files.durable import link_or_new_file
 from dagster_checkpoints.files.urls import local_path
@@ -17,16 +23,65 @@ from dagster_checkpoints.sinks import SinkCommit, SinkContext, SinkError, TwoPha
 from dagster_checkpoints.sinks.transactions import PendingTransactions
 from dagster_checkpoints.sinks.unwritable import reaching
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
-from dagster_checkpoints.spark.files.work_path import local_copies
+from dagster_checkpoints.spark.channels.segments import write_segment
+from dagster_checkpoints.spark.files.work_path import WorkPath, local_copies
 from dagster_checkpoints.spark.query.stage_inputs import table_dataframe
 from dagster_checkpoints.spark.tasks.commit_checks import CheckedRows, CommitChecks
-from dagster_checkpoints.spark.tasks.held_rows import HeldRows
 from dagster_checkpoints.state.metadata import LastCommit
 from dagster_checkpoints.storage.ownership import Ownership
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+
+class HeldRows:
+    """The rows of one task's sink since its last snapshot; meant for few rows.
+
+    Args:
+        folder: The directory for the rows with their column.
+        column: The column for the id, a BIGINT, which the rows have.
+        read: The rows of files as a DataFrame.
+    """
+
+    def __init__(self, folder: WorkPath, column: str, read: Callable[[Sequence[WorkPath]], DataFrame]) -> None:
+        self._folder = folder
+        self._column = column
+        self._read = read
+        self._held: dict[int, SegmentFiles] = {}
+        self._number = itertools.count()
+
+    def add(self, segment: SegmentFiles, batch_id: int) -> None:
+        """Hold a micro-batch; the same id again replaces it."""
+        segment.hold()
+        replaced = self._held.pop(batch_id, None)
+        self._held[batch_id] = segment
+        if replaced is not None:
+            replaced.release()
+
+    def take(self, checkpoint_id: int) -> tuple[SegmentFiles, int] | None:
+        """All held rows as one micro-batch, with the id of the checkpoint or savepoint; None if there are none.
+
+        Returns:
+            The micro-batch, held for the caller, and the number of the newest one in it.
+        """
+        if not self._held:
+            return None
+        rows = self._read([file for segment in self._held.values() for file in segment.files])
+        numbered = rows.withColumn(self._column, F.lit(checkpoint_id).cast("bigint"))
+        segment = write_segment(numbered, self._folder / f"{next(self._number):06d}")
+        assert segment is not None
+        segment.hold()
+        newest = max(self._held)
+        self.close()
+        return segment, newest
+
+    def close(self) -> None:
+        """Release all that is held."""
+        for segment in self._held.values():
+            segment.release()
+        self._held.clear()
+
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 

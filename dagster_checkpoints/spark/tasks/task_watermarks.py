@@ -11,12 +11,12 @@ from typing import Any
 
 from dagster_checkpoints.coordination.watermarks import MAX_WATERMARK_MS
 from dagster_checkpoints.execution.elements import WatermarkAt, WatermarkStatus
-from dagster_checkpoints.execution.output_event_time import OutputEventTime
+from dagster_checkpoints.execution.event_time import OutputEventTime
 from dagster_checkpoints.execution.task_events import WatermarkReached
 from dagster_checkpoints.spark.errors import EndlessTimersError, TimerRowsDroppedError
 from dagster_checkpoints.spark.query.operators import StatefulOperators, output_watermark
 from dagster_checkpoints.spark.query.query import TaskQuery
-from dagster_checkpoints.spark.tasks.late_rows import LateRows
+from dagster_checkpoints.spark.tasks.counted_rows import LateRows
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 
 TIMER_ROUNDS = 100  # maximum number of batches under MAX_WATERMARK for timers that are set by timers

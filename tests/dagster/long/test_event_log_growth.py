@@ -14,10 +14,8 @@ import pytest
 from dagster_checkpoints import CheckpointCoordinatorResource, ParquetSink, Pipeline, pipeline_assets, stage, unbounded_source
 from dagster_checkpoints.coordination.retention import JobStatus
 from dagster_checkpoints.plugin import job_run
-from dagster_checkpoints.plugin.commit_schedule import CommitSchedule
-from dagster_checkpoints.plugin.job_run import JobRun
-from dagster_checkpoints.plugin.job_thread import JobEnded
-from dagster_checkpoints.plugin.observation_schedule import ObservationSchedule
+from dagster_checkpoints.plugin.event_schedules import CommitSchedule, ObservationSchedule
+from dagster_checkpoints.plugin.job_run import JobEnded, JobRun
 from dagster_checkpoints.plugin.run_events import ReportIntervals, RunReporter
 from dagster_checkpoints.plugin.stage_assets import StageAssets
 from dagster_checkpoints.sinks import SinkCommit

@@ -24,7 +24,7 @@ from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatu
 from dagster_postgres import PostgresEventLogStorage, PostgresRunStorage, PostgresScheduleStorage
 
 from bench.postgresql import PostgresqlServer
-from dagster_checkpoints.plugin.run_tags import RECOVERS
+from dagster_checkpoints.plugin.runs import RECOVERS
 from dagster_checkpoints.plugin.stage_assets import reports_end
 from tests.dagster.processes.pipeline_of_numbers import PipelineOfNumbers
 

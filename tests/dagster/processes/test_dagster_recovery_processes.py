@@ -22,7 +22,7 @@ from dagster._grpc.types import ExecuteRunArgs
 
 from dagster_checkpoints.control import PipelineControl
 from dagster_checkpoints.plugin.job_run import CANCEL_SECONDS
-from dagster_checkpoints.plugin.run_tags import ATTEMPT, RECOVERS
+from dagster_checkpoints.plugin.runs import ATTEMPT, RECOVERS
 from dagster_checkpoints.plugin.stage_assets import REFUSED
 from tests.dagster.processes.pipeline_of_numbers import PipelineOfNumbers
 

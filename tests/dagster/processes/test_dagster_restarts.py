@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 from dagster_graphql import DagsterGraphQLClientError, ReloadRepositoryLocationStatus
 
-from dagster_checkpoints.plugin.run_tags import RECOVERS
+from dagster_checkpoints.plugin.runs import RECOVERS
 from tests.dagster.processes.dagster_services import Services
 
 LOCATION = Path(__file__).with_name("restart_location.py")

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, stage, unbounded_source
 from dagster_checkpoints.spark.job.events import InstanceFinished, JobStarted
-from dagster_checkpoints.spark.job.plan_check import check_plans
+from dagster_checkpoints.spark.job.pipeline_checks import check_plans
 from dagster_checkpoints.spark.query.plan_fingerprint import stateful_nodes
 from dagster_checkpoints.spark.query.plans import QueryPlan
 from dagster_checkpoints.spark.query.routed_keys import name_in_joins, operators_not_by, operators_without

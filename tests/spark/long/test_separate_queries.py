@@ -12,8 +12,8 @@ from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, stage, unbounded_source
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted
-from dagster_checkpoints.spark.job.plan_check import check_plans
-from dagster_checkpoints.spark.job.restoring import read_restored
+from dagster_checkpoints.spark.job.job_start import read_restored
+from dagster_checkpoints.spark.job.pipeline_checks import check_plans
 
 ROWS = "k string, ts timestamp, v long"
 Kind = Literal["one source", "behind channels", "fused sources"]

@@ -12,8 +12,8 @@ from py4j.protocol import Py4JError
 
 from dagster_checkpoints.pipeline import StageContext, unbounded_source
 from dagster_checkpoints.sinks import SinkUnavailable
-from dagster_checkpoints.spark.query.disk_full import DiskFull
 from dagster_checkpoints.spark.query.error_location import located
+from dagster_checkpoints.spark.query.error_text import DiskFull
 from dagster_checkpoints.spark.query.query import TaskQuery
 
 

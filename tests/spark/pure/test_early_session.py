@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.spark.session.early_session import EarlySession
+from dagster_checkpoints.spark.session.session_life import EarlySession
 
 
 class Creation:

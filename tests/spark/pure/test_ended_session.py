@@ -17,8 +17,8 @@ from dagster_checkpoints.execution import job_events as on
 from dagster_checkpoints.spark.errors import StageFailedError
 from dagster_checkpoints.spark.job.attempt_driver import AttemptDriver
 from dagster_checkpoints.spark.job.job_driver import JobDriver
-from dagster_checkpoints.spark.job.job_messages import failure_of
-from dagster_checkpoints.spark.session.ended_session import SparkEndedError, session_end
+from dagster_checkpoints.spark.job.runtime import failure_of
+from dagster_checkpoints.spark.session.session_life import SparkEndedError, session_end
 from dagster_checkpoints.spark.tasks.messages import TaskRaised
 from dagster_checkpoints.spark.tasks.source_task import BatchTask
 from dagster_checkpoints.spark.tasks.stage_errors import StageErrors

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.control.history import Entries, EventEntry, HistorySample, StageSample
-from dagster_checkpoints.control.history_segments import read_history
+from dagster_checkpoints.control.history import Entries, EventEntry, HistorySample, StageSample, read_history
 from dagster_checkpoints.control.status import InstanceStatus, PipelineStatus, StageStatus, StopStatus
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.restarts import NoRestart
@@ -21,8 +20,7 @@ from dagster_checkpoints.execution.pipeline_state import Owner
 from dagster_checkpoints.pipeline import Pipeline, unbounded_source
 from dagster_checkpoints.sinks import ParquetSink
 from dagster_checkpoints.spark.job.events import JobRestarting, JobStarted, SparkStarting, StageFinished
-from dagster_checkpoints.spark.job.history_recorder import HistoryRecorder
-from dagster_checkpoints.spark.job.history_writer import HistoryWriter
+from dagster_checkpoints.spark.job.history import HistoryRecorder, HistoryWriter
 from dagster_checkpoints.spark.job.job_options import JobOptions
 from dagster_checkpoints.storage import CheckpointStorage, open_store
 
@@ -100,7 +98,7 @@ def test_nothing_that_fails_reaches_the_job(run: Run, monkeypatch: pytest.Monkey
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("a mistake in the page")
 
-    monkeypatch.setattr("dagster_checkpoints.spark.job.history_writer.page", broken)
+    monkeypatch.setattr("dagster_checkpoints.spark.job.history.page", broken)
     run.turn(0, event=True)
     run.turn(90, event=True)
     assert run.lines == ["The history of the pipeline cannot be written now. ZeroDivisionError: a mistake in the page"], "once"

@@ -24,9 +24,8 @@ from dagster_checkpoints.execution.job_requests import AnswerRequest, Request, R
 from dagster_checkpoints.spark.errors import JobFailedError
 from dagster_checkpoints.spark.job.attempt_driver import AttemptDriver
 from dagster_checkpoints.spark.job.job_driver import JobDriver, _error
-from dagster_checkpoints.spark.job.job_messages import QueuedRequest, failure_of
-from dagster_checkpoints.spark.job.requesters import Requesters
-from dagster_checkpoints.spark.job.runtime import DeploymentCanceled, Runtime
+from dagster_checkpoints.spark.job.requests import Requesters
+from dagster_checkpoints.spark.job.runtime import DeploymentCanceled, QueuedRequest, Runtime, failure_of
 
 
 class Destinations:

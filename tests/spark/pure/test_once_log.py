@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from dagster_checkpoints.spark.job.once_log import OnceLog
+from dagster_checkpoints.spark.job.runtime import OnceLog
 from dagster_checkpoints.spark.query.source_checks import SourceWarning
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagster_checkpoints.pipeline import Chain, TaskId
 from dagster_checkpoints.spark.job.events import FirstBatch, QueryEvent, QueryStarted, QueryWaiting
-from dagster_checkpoints.spark.job.query_starts import QueryStarts
+from dagster_checkpoints.spark.job.job_reporter import QueryStarts
 from dagster_checkpoints.spark.tasks.messages import StartProgress, TaskFirstBatch, TaskQueryStarted, TaskWaiting
 
 LIVE = Chain("live", ("live",), ("EWR", "JFK"))

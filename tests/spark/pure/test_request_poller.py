@@ -14,8 +14,8 @@ import pytest
 from dagster_checkpoints.control.request_box import RequestBox
 from dagster_checkpoints.control.requests import Answer, ControlRequest
 from dagster_checkpoints.errors import CorruptAnswer, OutcomeUnknown, StorageError, StorageUnavailable, WriteConflict
-from dagster_checkpoints.spark.job.job_messages import QueuedRequest
-from dagster_checkpoints.spark.job.request_poller import RequestPoller
+from dagster_checkpoints.spark.job.requests import RequestPoller
+from dagster_checkpoints.spark.job.runtime import QueuedRequest
 from dagster_checkpoints.spark.job.savepoints_in_progress import SavepointsInProgress
 from dagster_checkpoints.storage import CheckpointStorage, open_store
 from dagster_checkpoints.storage.processes import this_process

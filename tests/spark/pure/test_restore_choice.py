@@ -19,8 +19,7 @@ from dagster_checkpoints.execution.pipeline_state import Owner
 from dagster_checkpoints.execution.start_point import is_repeated_start
 from dagster_checkpoints.spark.errors import NothingToRestoreError
 from dagster_checkpoints.spark.job.job_options import JobOptions
-from dagster_checkpoints.spark.job.job_start import JobStart
-from dagster_checkpoints.spark.job.restoring import StartPoint, choose_start
+from dagster_checkpoints.spark.job.job_start import JobStart, StartPoint, choose_start
 from dagster_checkpoints.spark.session.spark_version import installed_version
 from dagster_checkpoints.state.claim import ClaimMode
 from dagster_checkpoints.state.errors import CorruptMetadata, SparkVersionChanged

@@ -7,7 +7,7 @@ from dataclasses import replace
 from dagster_checkpoints.pipeline import CheckEvaluation, CommitCheckResult
 from dagster_checkpoints.sinks import SinkCommit, merged
 from dagster_checkpoints.spark.job.events import SinkCommitted
-from dagster_checkpoints.spark.job.sink_commits import FINISHED, SinkCommits
+from dagster_checkpoints.spark.job.reporting import FINISHED, SinkCommits
 from dagster_checkpoints.spark.tasks.commit_checks import CheckedRows
 from dagster_checkpoints.spark.tasks.messages import TaskCommitted
 

@@ -9,7 +9,7 @@ import pytest
 
 from dagster_checkpoints.control.requests import Answer
 from dagster_checkpoints.pipeline import TaskId
-from dagster_checkpoints.spark.job.source_positions import SourcePositions
+from dagster_checkpoints.spark.job.run_sources import SourcePositions
 from dagster_checkpoints.spark.tasks.messages import TaskFirstBatch, TaskQueryStarted
 
 A, B, C = TaskId("a", 0), TaskId("a", 1), TaskId("c", 0)

@@ -19,8 +19,7 @@ from dagster_checkpoints.spark.query.query_log import PlannedBatch, QueryLog
 from dagster_checkpoints.spark.snapshots import query_snapshots as snapshots
 from dagster_checkpoints.spark.snapshots.pinned_queries import QueryPins, ReferencedQuery
 from dagster_checkpoints.spark.snapshots.query_snapshots import pin, prune, relocate
-from dagster_checkpoints.storage.state_files import HashCache, hash_file
-from dagster_checkpoints.storage.state_sources import LocalSource
+from dagster_checkpoints.storage.state_files import HashCache, LocalSource, hash_file
 
 
 class Query:

@@ -11,9 +11,9 @@ from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.restarts import NoRestart
 from dagster_checkpoints.pipeline import Pipeline, unbounded_source
 from dagster_checkpoints.sinks import SinkContext, SqlSink
-from dagster_checkpoints.spark.files.work_folder import WorkFolder
-from dagster_checkpoints.spark.job.attempt_settings import AttemptSettings
+from dagster_checkpoints.spark.files.work_path import WorkFolder
 from dagster_checkpoints.spark.job.job_options import JobOptions
+from dagster_checkpoints.spark.job.runtime import AttemptSettings
 from dagster_checkpoints.spark.job.task_sinks import TaskSinks
 from dagster_checkpoints.state.fitted_checkpoint import SettledInstance
 from dagster_checkpoints.state.metadata import StageInstanceSnapshot

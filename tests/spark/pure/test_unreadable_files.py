@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dagster_checkpoints.spark.query import unreadable_files
-from dagster_checkpoints.spark.query.unreadable_files import source_of_file, unreadable_file
+from dagster_checkpoints.spark.query import error_text
+from dagster_checkpoints.spark.query.error_text import source_of_file, unreadable_file
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,8 @@ def test_the_source_of_a_file(file: str, source: str | None, monkeypatch: pytest
         "one": "/data/one.csv",
     }
     sources: dict[str, Any] = {name: f"FileSource[{path}]" for name, path in read.items()}
-    monkeypatch.setattr(unreadable_files, "streams", lambda frame: (frame,))
-    monkeypatch.setattr(unreadable_files, "stream_name", lambda leaf: leaf)
+    monkeypatch.setattr(error_text, "streams", lambda frame: (frame,))
+    monkeypatch.setattr(error_text, "stream_name", lambda leaf: leaf)
     assert source_of_file(file, sources) == source
 
 

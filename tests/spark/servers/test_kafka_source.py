@@ -25,7 +25,7 @@ from dagster_checkpoints.pipeline import Pipeline, Quarantine, Stage, StageInput
 from dagster_checkpoints.sinks import KafkaSink, ParquetSink
 from dagster_checkpoints.spark.errors import SourceRowsLostError
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted
-from dagster_checkpoints.spark.query.kafka_lag import rows_behind
+from dagster_checkpoints.spark.query.kafka_offsets import rows_behind
 
 ROOT = Path(__file__).parents[3]
 RUNNER = Path(__file__).with_name("kafka_runner.py")
