@@ -79,7 +79,7 @@ RULES = ("coordination", "execution")
 RESTORES = {
     "rescaled_checkpoint",
     "rescaled_instances",
-    "merged_channels",
+    "rescaled_channels",
     "stage_changes",
     "divided_chains",
     "stage_names",
@@ -124,7 +124,6 @@ def test_drivers_call_the_shipped_rules_and_every_rule_is_driven() -> None:
     # limits decide how much a micro-batch reads; offsets of a consumer group are never read back. No step of the protocol depends
     # on them.
     not_of_a_run = {
-        "execution/trace.py",
         "execution/trace.py",
         "execution/source_answers.py",
         "execution/source_limits.py",
