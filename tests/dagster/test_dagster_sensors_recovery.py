@@ -218,6 +218,18 @@ def test_the_copied_tag_of_a_refused_run_says_nothing_of_its_re_execution(
     assert request.run_key == recovery and REFUSED not in request.tags
 
 
+def test_a_refused_run_is_not_restarted_although_it_was_the_last_to_own_the_pipeline(
+    make: Make, tick: Tick, instance: dg.DagsterInstance, owner: Owner, meeting_pipeline: Pipeline
+) -> None:
+    """One stage alone was materialized before the pipeline ever ran: only the owner knows that the others have not finished."""
+    refused = new_run(instance, tags={PIPELINE: "meeting", REFUSED: "SelectionError"}, selection=["joined"])
+    owner(meeting_pipeline, refused).end("FAILED")
+    result = tick(make(), instance)
+    assert not result.run_requests and "never been run" not in result.skip_message and refused in result.skip_message
+    again = new_run(instance, tags={PIPELINE: "meeting"})
+    assert [request.run_key for request in tick(make(), instance).run_requests] == [again]
+
+
 @pytest.mark.parametrize(
     ("left_out", "included"),
     [

@@ -272,10 +272,10 @@ def _newest_run(runs: Sequence[dg.RunRecord], owner: dg.RunRecord | None) -> dg.
 
 def _is_of_the_pipeline(record: dg.RunRecord, owner: dg.RunRecord | None) -> bool:
     run = record.dagster_run
-    if owner is not None and run.run_id == owner.dagster_run.run_id:
-        return True
     if was_refused(run) and RECOVERS not in run.tags:  # a refused recovery counts as an attempt
         return False
+    if owner is not None and run.run_id == owner.dagster_run.run_id:
+        return True
     if owner is None or record.storage_id < owner.storage_id or not run.is_finished:
         return True
     return owner.dagster_run.is_finished and _ended_at(record) > _ended_at(owner)
