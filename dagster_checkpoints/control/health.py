@@ -87,7 +87,7 @@ class HealthProblem(msgspec.Struct, frozen=True):
 
     Attributes:
         name: the rule, as a name of :class:`HealthThresholds`; "failed" for a job that has failed, "silent" for a run without a
-            sign.
+            sign, "lost" for a lost `state.json`.
         severity: "error", or "warning" for what may be as intended.
         text: what was found, and what was expected.
     """

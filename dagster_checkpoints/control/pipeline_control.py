@@ -244,6 +244,10 @@ class PipelineControl:
         """The pipeline's owner and newest checkpoint; None if the pipeline never ran in this storage."""
         return self._storage.read_state()
 
+    def describe_unlisted(self, state: PipelineState | None) -> str:
+        """The checkpoints and savepoints that a lost `state.json` has left, and the ways on; "" if there are none."""
+        return self._storage.describe_unlisted(state)
+
     def wait(self, handle: RequestHandle, timeout: float) -> Answer:
         """See :meth:`RequestHandle.wait`."""
         until = self._monotonic() + timeout

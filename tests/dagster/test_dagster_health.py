@@ -60,6 +60,38 @@ def test_the_asset_turns_red_and_green_again(
     assert not failed.asset_events[0].passed and "FAILED" in failed.asset_events[0].description
 
 
+def test_the_asset_turns_red_if_the_state_is_lost(
+    instance: dg.DagsterInstance,
+    tick: Tick,
+    owner: Callable[..., Any],
+    meeting_pipeline: Pipeline,
+    coordinator: Callable[..., CheckpointCoordinatorResource],
+) -> None:
+    """It was green: by hand as a pipeline that has never been run, by the sensor as it had been before."""
+    sensor = build_health_sensor(pipeline=meeting_pipeline)
+    running = owner(meeting_pipeline)
+    running.report()
+    running.take_savepoint(3, "kept")
+    running.end("FINISHED", ended_by="suspend")
+    before = tick(sensor, instance)
+    assert before.asset_events[0].passed
+    running.storage.store.delete([running.storage.layout.state])
+    lost = tick(sensor, instance, before.cursor)
+    (event,) = lost.asset_events
+    assert not event.passed and event.severity == dg.AssetCheckSeverity.ERROR
+    assert "state.json" in event.description and "-kept-" in event.description
+    assert not tick(sensor, instance, lost.cursor).asset_events
+    check = health_check(pipeline=meeting_pipeline)
+    job = dg.Definitions(
+        assets=[dg.AssetSpec(checkpoints_key("meeting"))],
+        asset_checks=[check],
+        jobs=[dg.define_asset_job("look", selection=dg.AssetSelection.checks(check))],
+        resources={"checkpoint_coordinator": coordinator()},
+    ).resolve_job_def("look")
+    (by_hand,) = job.execute_in_process(instance=instance).get_asset_check_evaluations()
+    assert (by_hand.passed, by_hand.description) == (False, event.description)
+
+
 def test_an_evaluation_is_repeated_once_an_hour(
     instance: dg.DagsterInstance, tick: Tick, owner: Callable[..., Any], meeting_pipeline: Pipeline
 ) -> None:

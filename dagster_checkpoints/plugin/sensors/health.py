@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import dagster as dg
 
-from dagster_checkpoints.control.health import DEFAULT_THRESHOLDS, HealthMemory, HealthThresholds, health_of
-from dagster_checkpoints.control.pipeline_control import PipelineControl, newest_status
+from dagster_checkpoints.control.health import DEFAULT_THRESHOLDS, HealthMemory, HealthThresholds
 from dagster_checkpoints.pipeline import Pipeline
-from dagster_checkpoints.plugin.health_check import NAME, evaluation
+from dagster_checkpoints.plugin.health_check import NAME, NEVER_RUN, evaluation, look_at
 from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
 from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
     Cursor,
@@ -67,17 +64,16 @@ def build_health_sensor(
 
     def evaluate(tick: SensorTick) -> dg.SensorResult:
         before = read_cursor(tick.dagster.cursor, _HealthCursor)
-        state = tick.control.do(PipelineControl.state)
-        if state is None:
-            return skip("The pipeline has never been run.", _HealthCursor())
-        problems, memory = health_of(state, tick.control.do(newest_status), before.memory, thresholds, tick.now)
-        found, running, now = tuple(problem.name for problem in problems), state.lease is not None, tick.now.timestamp()
-        shown: dict[str, Any] = evaluation(state, problems)
+        look = tick.control.do(lambda control: look_at(control, before.memory, thresholds, tick.now))
+        if look.state is None and not look.problems:
+            return skip(NEVER_RUN, _HealthCursor())
+        found, running, now = tuple(problem.name for problem in look.problems), look.running, tick.now.timestamp()
+        shown = evaluation(look)
         unchanged = bool(before.reported_at) and (found, running) == (before.found, before.running)
         if unchanged and now < before.reported_at + REPEAT_SECONDS:
-            after = _HealthCursor(memory=memory, found=found, reported_at=before.reported_at, running=running)
+            after = _HealthCursor(memory=look.memory, found=found, reported_at=before.reported_at, running=running)
             return skip(shown["description"], after)
-        after = _HealthCursor(memory=memory, found=found, reported_at=now, running=running)
+        after = _HealthCursor(memory=look.memory, found=found, reported_at=now, running=running)
         reported = dg.AssetCheckEvaluation(asset_key=key, check_name=NAME, **shown)
         return dg.SensorResult(skip_reason=shown["description"], cursor=write_cursor(after), asset_events=[reported])
 
