@@ -272,7 +272,7 @@ def pipeline_sensor(
         try:
             result = evaluate(SensorTick(context, control, head, datetime.now(UTC)))
         except TRANSIENT as error:
-            result = dg.SensorResult(skip_reason=f"{error} The next tick tries again.", cursor=context.cursor)
+            result = dg.SensorResult(skip_reason=not_reached(error, "The next tick tries again."), cursor=context.cursor)
         context.log.info(_outcome(result))
         return result
 
@@ -285,6 +285,16 @@ def _outcome(result: dg.SensorResult) -> str:
         return result.skip_reason.skip_message or ""
     requests = result.run_requests or []
     return "; ".join(f"Requested a run of {request.job_name} (run key {request.run_key})" for request in requests) + "."
+
+
+def not_reached(error: Exception, then: str) -> str:
+    """The skip reason of a tick for which storage did not answer.
+
+    Args:
+        error: the error, one of `TRANSIENT`; its text may have no full stop.
+        then: what follows, as a sentence.
+    """
+    return f"{str(error).rstrip('.')}. {then}"
 
 
 def skip(reason: str, cursor: Cursor, asset_events: Sequence[dg.AssetObservation] = ()) -> dg.SensorResult:

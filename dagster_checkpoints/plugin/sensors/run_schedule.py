@@ -12,7 +12,7 @@ from dagster_checkpoints.control.last_sign import last_sign
 from dagster_checkpoints.pipeline import Pipeline
 from dagster_checkpoints.plugin.savepoints.asset import RESOURCE
 from dagster_checkpoints.plugin.sensors.pipeline_runs import runs_of
-from dagster_checkpoints.plugin.sensors.pipeline_sensor import TRANSIENT, RunningPipeline, find_run_for_schedule
+from dagster_checkpoints.plugin.sensors.pipeline_sensor import TRANSIENT, RunningPipeline, find_run_for_schedule, not_reached
 from dagster_checkpoints.plugin.stage_assets import NotAPipelineAssetError, stage_keys, takes_run_config
 
 _ENDED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
@@ -123,7 +123,7 @@ def _schedule(
         try:
             running = find_run_for_schedule(context, pipeline, name, resource_key)
         except TRANSIENT as error:
-            return dg.SkipReason(f"{error} This tick starts no run.")
+            return dg.SkipReason(not_reached(error, "This tick starts no run."))
         location = running.state.origin.code_location if running.state is not None else ""
         alive = runs_of(context.instance, pipeline, [job.name], location, _ALIVE)
         if alive:

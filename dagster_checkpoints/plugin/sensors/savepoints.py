@@ -18,6 +18,7 @@ from dagster_checkpoints.plugin.sensors.pipeline_sensor import (
     Cursor,
     NotRunning,
     find_run_for_schedule,
+    not_reached,
     read_cursor,
     write_cursor,
 )
@@ -197,7 +198,7 @@ def build_savepoint_schedule(
         try:
             running = find_run_for_schedule(context, pipeline, schedule_name, resource_key)
         except TRANSIENT as error:
-            return dg.SkipReason(f"{error} This tick takes no savepoint.")
+            return dg.SkipReason(not_reached(error, "This tick takes no savepoint."))
         if isinstance(running, NotRunning):
             return dg.SkipReason(running.text)
         if running.status is not None and running.status.stop is not None:
