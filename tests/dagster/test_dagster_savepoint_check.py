@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,10 +71,16 @@ def files_of(taken: dict[str, Any]) -> list[Path]:
     return sorted((Path(urlsplit(taken["url"]).path) / "state").iterdir())
 
 
-def test_nothing_to_restore_from_is_a_warning(check: Check) -> None:
+def test_nothing_to_restore_from_is_a_warning_that_names_the_storage_and_what_was_there(
+    check: Check, instance: dg.DagsterInstance
+) -> None:
     evaluation = check()
     assert not evaluation.passed and evaluation.severity is dg.AssetCheckSeverity.WARN
-    assert "no savepoint" in str(evaluation.description)
+    assert re.fullmatch(r"file://\S+/meeting holds no savepoint to restore from\.", str(evaluation.description))
+    record(instance, "gone", {"location": "savepoints/gone", "checkpoint_id": 3})  # deleted, or made in another storage
+    assert re.search(
+        r"from\. The newest one that Dagster has recorded was at file:\S+/meeting/savepoints/gone\.", str(check().description)
+    )
 
 
 def test_the_newest_savepoint_is_read_from_any_directory(

@@ -67,11 +67,8 @@ def savepoint_check(
         with coordinator.checkpoint_storage(pipeline, instance=context.instance) as storage:
             location = _location(asset, chosen, context.instance) if chosen else _newest(asset, storage, context.instance)
             if location is None:
-                return dg.AssetCheckResult(
-                    passed=False,
-                    severity=dg.AssetCheckSeverity.WARN,
-                    description=f"Pipeline {pipeline.name!r} has no savepoint to restore from.",
-                )
+                found = f"{storage.url} holds no savepoint to restore from.{_recorded_before(asset, storage, context.instance)}"
+                return dg.AssetCheckResult(passed=False, severity=dg.AssetCheckSeverity.WARN, description=found)
             try:
                 report = verify_savepoint(storage, location, pipeline, spark_version=installed_version())
             except (InvalidKey, InvalidStorageUrl) as error:  # the configured text cannot be a savepoint's location
@@ -115,14 +112,27 @@ def _location(asset: SavepointAsset, chosen: str, instance: dg.DagsterInstance) 
     return (location_of(recorded) if recorded is not None else None) or chosen
 
 
+def _recorded_before(asset: SavepointAsset, storage: CheckpointStorage, instance: dg.DagsterInstance) -> str:
+    """The newest savepoint that Dagster has recorded, if storage has none: it was deleted, or the storage is another one."""
+    recorded = _newest_recorded(asset, instance)
+    return f" The newest one that Dagster has recorded was at {storage.url_of(recorded[0])}." if recorded is not None else ""
+
+
+def _newest_recorded(asset: SavepointAsset, instance: dg.DagsterInstance) -> tuple[str, float] | None:
+    """Its location, and its time in seconds since 1970."""
+    record = asset.newest(instance)
+    location = location_of(record.asset_materialization) if record is not None and record.asset_materialization else None
+    return (location, record.timestamp) if record is not None and location is not None else None
+
+
 def _newest(asset: SavepointAsset, storage: CheckpointStorage, instance: dg.DagsterInstance) -> str | None:
     """The newest savepoint: in the pipeline's directory, or the one elsewhere that Dagster has recorded after it.
 
     By time: the ids of a new job count from 1 again.
     """
     stored = storage.list_savepoints()
-    record = asset.newest(instance)
-    recorded = location_of(record.asset_materialization) if record is not None and record.asset_materialization else None
-    if record is None or recorded is None or absolute_location(recorded) is None:
+    recorded = _newest_recorded(asset, instance)
+    if recorded is None or absolute_location(recorded[0]) is None:
         return stored[0].location if stored else None
-    return stored[0].location if stored and stored[0].modified.timestamp() >= record.timestamp else recorded
+    location, at = recorded
+    return stored[0].location if stored and stored[0].modified.timestamp() >= at else location
