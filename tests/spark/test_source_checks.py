@@ -270,7 +270,8 @@ def test_columns_whose_types_spark_would_infer_at_each_start(
     @unbounded_source
     def lines(context):
         reader = context.spark.readStream.format(kind).options(**WITHOUT_TIME_LIMIT)
-        return (reader.schema(schema) if schema else reader).load(str(tmp_path / "in"))
+        files = (reader.schema(schema) if schema else reader).load(str(tmp_path / "in"))
+        return files.select("*", "_metadata.file_path")  # a column of Spark's own, which no schema declares
 
     context = StageContext(spark=spark, stage="lines", instance="0", index=0, parallelism=1, state=None, log=None)  # type: ignore[arg-type]
     warnings = [str(each) for each in source_checks.check_source(StageCall(lines, context), lines.transform(context))]

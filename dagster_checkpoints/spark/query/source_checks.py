@@ -370,7 +370,8 @@ def _undeclared_columns(leaf: Any) -> list[str]:
     text = str(leaf.dataSource().className()).rpartition(".")[2].lower().startswith("text")
     known = declared.get().fieldNames() if declared.isDefined() else ["value"] * text
     names = {str(name).lower() for name in known}
-    return [str(name) for name in leaf.schema().fieldNames() if str(name).lower() not in names]
+    schema = leaf.dataSource().sourceInfo().schema()  # that of the leaf may have Spark's own column _metadata
+    return [str(name) for name in schema.fieldNames() if str(name).lower() not in names]
 
 
 def _refused_options(frame: DataFrame, leaf: Any) -> str:
