@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from dagster_checkpoints.spark.stored_state import StageState
 
 Rows = list[dict[str, Any]]
+_AS_JSON = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",  # Spark's own ends with milliseconds
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
 _SPLITS = 20
 """Number of splits of each kind that the text shows; JSON has all."""
 
@@ -93,11 +98,15 @@ def _document(found: StageState, url: str, limit: int) -> dict[str, Any]:
 
 
 def _rows(frame: DataFrame, limit: int) -> dict[str, Any]:
+    shown = frame.limit(limit) if limit else frame
+    return {"count": frame.count(), "rows": values(shown)}
+
+
+def values(frame: DataFrame) -> list[Any]:
+    """Rows as values of JSON, with all digits of numbers and times."""
     from pyspark.sql import functions as F
 
-    shown = frame.limit(limit) if limit else frame
-    texts = shown.select(F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).alias("row")).collect()
-    return {"count": frame.count(), "rows": [parsed(found.row) for found in texts]}
+    return [parsed(found.row) for found in frame.select(F.to_json(F.struct("*"), _AS_JSON).alias("row")).collect()]
 
 
 def parsed(text: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
+from dagster_checkpoints.cli.state import values
 from dagster_checkpoints.pipeline import Pipeline, StageInput, bounded_source, stage
 from dagster_checkpoints.spark.errors import StageResultError
 from dagster_checkpoints.spark.job.pipeline_checks import check_plans
@@ -109,6 +111,17 @@ def test_what_no_channel_carries_is_known_at_check(lab: Any, name: str) -> None:
     last = stage(name="last", sink=lab.sink())(lambda rows: function(rows))
     (error,) = check_plans(Pipeline("types", [rows, last]), lab.spark).failed.values()
     assert type(error) is StageResultError and error.stage == "last" and re.search(text, str(error)), error
+
+
+def test_values_that_the_command_line_shows_of_state_have_all_their_digits(spark: Any) -> None:
+    moments = "TIMESTAMP '2026-01-01 00:00:00.000001' AS at, TIMESTAMP_NTZ '0001-01-01 23:59:59.999999' AS local"
+    (row,) = values(spark.sql(f"SELECT named_struct('n', 12345678901234567.89BD) AS key, {moments}, CAST(NULL AS INT) AS none"))
+    assert row == {
+        "key": {"n": Decimal("12345678901234567.89")},
+        "at": "2026-01-01T00:00:00.000001Z",
+        "local": "0001-01-01T23:59:59.999999",
+        "none": None,
+    }
 
 
 def _collectable(frame: DataFrame) -> DataFrame:
