@@ -92,8 +92,8 @@ def validate_savepoint_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise InvalidRequest(
             f"expected a savepoint's name of at most 128 letters, digits, '_', '-' and '.', beginning with a letter or digit, "
-            f"found {name!r}: it becomes part of a directory's name. Choose another one (in Dagster: the key of a partition); where "
-            "the savepoint is stored, its target says (in Dagster: `path`)"
+            f"found {name!r}: it becomes part of a directory's name. Choose another one (in Dagster: a partition key); where a "
+            "savepoint is stored, its target says (in Dagster: `path`)"
         )
     return name
 
