@@ -1,6 +1,8 @@
 """The content of ``state.json``: owner, lease, fencing epoch, newest completed checkpoint, state of the job.
 
-Values only; the storage floor encodes them. Wall-clock times are in UTC, for people: they are never compared.
+Values only; the storage floor encodes them. Wall-clock times are in UTC, for people: they are never compared. A field that this
+release does not know is refused: it is a damaged name, and the field of that name would silently have its default, such as no
+newest checkpoint. A release that adds a field writes another version.
 
 Two pipelines may have the same name; `Origin` says to which one a directory of the storage belongs. A pipeline changes: its
 stages are renamed, its code location moves, Dagster's database is created again. So one difference does not prove that it is
@@ -67,7 +69,7 @@ StopAskedBy = Literal["", "request", "termination", "caught_up"]
 have read what was there; "" if no stop ended the job, or if an earlier release wrote the file."""
 
 
-class Owner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Owner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The process that runs the pipeline.
 
     The last three fields distinguish it from every other process of its machine; they are empty if the system does not provide
@@ -90,7 +92,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     started: int = 0
 
 
-class Lease(WithMoments, frozen=True, kw_only=True):
+class Lease(WithMoments, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The owner's right to act: it renews the lease within ``seconds``, or stops acting."""
 
     owner: Owner
@@ -100,7 +102,7 @@ class Lease(WithMoments, frozen=True, kw_only=True):
     renewals: int = 0
 
 
-class CheckpointPointer(WithMoments, frozen=True, kw_only=True):
+class CheckpointPointer(WithMoments, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A completed checkpoint and its location.
 
     Args:
@@ -127,7 +129,7 @@ class CheckpointPointer(WithMoments, frozen=True, kw_only=True):
         return self.claimed or self.kind != "savepoint"
 
 
-class Job(WithMoments, frozen=True, kw_only=True):
+class Job(WithMoments, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The pipeline's latest job: one new start with all its resumptions.
 
     Args:
@@ -157,7 +159,7 @@ class Job(WithMoments, frozen=True, kw_only=True):
     most_instances: Mapping[str, int] = {}
 
 
-class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
+class PipelineState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of ``state.json``.
 
     Args:

@@ -14,6 +14,7 @@ from dagster_checkpoints.errors import CorruptPipelineState, OutcomeUnknown, Own
 from dagster_checkpoints.execution.pipeline_state import (
     CheckpointPointer,
     Job,
+    Lease,
     Origin,
     Owner,
     PipelineState,
@@ -103,6 +104,19 @@ def test_a_truncated_state_is_never_misread(name: str) -> None:
     for end in range(0, len(data), 7):
         with pytest.raises(CorruptPipelineState):
             decode_state(data[:end], "here")
+
+
+@pytest.mark.parametrize("name", [f"state-version-{version}.json" for version in range(1, 6)])
+def test_a_state_with_a_damaged_name_is_never_misread(name: str) -> None:
+    """The field of that name would have its default: without `newest` the next run would read all input again."""
+    data = (EXAMPLES / name).read_bytes()
+    fields = {field for struct in (PipelineState, Lease, Owner, CheckpointPointer, Job) for field in struct.__struct_fields__}
+    for found in re.finditer(rb'"(\w+)":', data.partition(b'"origin"')[0]):
+        if found[1].decode() not in fields:
+            continue  # a stage in `most_instances`
+        damaged = data[: found.start(1)] + bytes([data[found.start(1)] ^ 1]) + data[found.start(1) + 1 :]
+        with pytest.raises(CorruptPipelineState):
+            decode_state(damaged, "here")
 
 
 @pytest.mark.parametrize("moment", ["2026-01-01T00:00:00", "0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-00:01"])
