@@ -12,7 +12,7 @@ another pipeline; the rule needs two.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -117,7 +117,7 @@ class CheckpointPointer(WithMoments, frozen=True, kw_only=True, forbid_unknown_f
 
     checkpoint_id: int
     location: str
-    kind: str
+    kind: Annotated[str, msgspec.Meta(pattern="^(checkpoint|savepoint)$")]
     epoch: int
     job_id: int
     completed_at: Moment

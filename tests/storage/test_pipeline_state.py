@@ -119,6 +119,13 @@ def test_a_state_with_a_damaged_name_is_never_misread(name: str) -> None:
             decode_state(damaged, "here")
 
 
+def test_a_state_with_a_damaged_kind_is_never_misread() -> None:
+    """A savepoint that counted as a checkpoint would be deleted when it is no longer retained."""
+    data = (EXAMPLES / "state-version-2.json").read_bytes()
+    with pytest.raises(CorruptPipelineState):
+        decode_state(data.replace(b'"kind": "savepoint"', b'"kind": "ravepoint"'), "here")
+
+
 @pytest.mark.parametrize("moment", ["2026-01-01T00:00:00", "0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-00:01"])
 def test_a_state_with_a_time_that_is_none_in_utc_is_corrupt(moment: str) -> None:
     names = set()
