@@ -187,23 +187,20 @@ def _graph_of_storage(options: StorageOptions, storage: CheckpointStorage, pipel
     running = graph_of_status(status, pipeline) if status is not None and status.stages else None
     if running is not None and status is not None and all(stage.inputs is not None for stage in status.stages):
         return running  # the newest checkpoint may be of an older version of the code
-    recorded = _recorded(storage, pipeline, latest)
+    try:
+        recorded = graph_of_checkpoint(locate(storage, "latest").read(), pipeline, _names(latest))
+    except (StateError, StorageError) as error:  # the running pipeline may just have deleted it
+        if isinstance(error, StorageUnavailable) or (running is None and pipeline is None):
+            raise
+        recorded = None
+    except NothingThere:
+        recorded = None
     return combine(recorded, running) if recorded is not None and running is not None else running or recorded
 
 
 def _names(status: PipelineStatus | None) -> dict[str, str]:
     """By uid, the names that the stages had in the pipeline's latest run."""
     return {stage.uid: stage.name for stage in status.stages if stage.uid} if status is not None else {}
-
-
-def _recorded(storage: CheckpointStorage, pipeline: Pipeline | None, status: PipelineStatus | None) -> PipelineGraph | None:
-    """The graph of the newest checkpoint, or of the savepoint that the job was stopped with; None without one."""
-    try:
-        return graph_of_checkpoint(locate(storage, "latest").read(), pipeline, _names(status))
-    except StorageUnavailable:
-        raise
-    except (NothingThere, StateError, StorageError):  # the running pipeline may just have deleted it
-        return None
 
 
 def _form(output: str | None) -> str:

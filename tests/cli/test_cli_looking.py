@@ -163,6 +163,15 @@ def test_list_long_reads_the_metadata_of_each(world: Any) -> None:
     assert "unreadable" in world.cli("list", "-l").output
 
 
+def test_graph_says_that_the_newest_checkpoint_cannot_be_read(world: Any) -> None:
+    world.run()
+    location = world.checkpoint(42)
+    world.end("FAILED")
+    key = f"flights/{location}/_metadata"
+    world.store.put(key, world.store.get(key)[:-10])
+    assert "is damaged" in world.json("graph", code=1)["message"]
+
+
 @pytest.mark.parametrize("target", ["", "archive"])
 def test_the_next_start_is_listed_before_the_run_that_restored_it_has_a_checkpoint(
     local: Any, tmp_path: Path, target: str
