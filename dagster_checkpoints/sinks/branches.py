@@ -17,7 +17,7 @@ import msgspec
 from dagster_checkpoints.systems.errors import SinkCannotTakeBack
 
 
-class Branch(msgspec.Struct, frozen=True):
+class Branch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A branch of the tree: it begins at ``restored``, and its checkpoints are ``first`` and the ids after it.
 
     Args:
@@ -29,7 +29,7 @@ class Branch(msgspec.Struct, frozen=True):
     first: int
 
 
-class Branches(msgspec.Struct, frozen=True):
+class Branches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All branches of one job that one instance of a sink has recorded, oldest first."""
 
     branches: tuple[Branch, ...] = ()

@@ -4,7 +4,8 @@ A transaction is committed if and only if its branch (see :mod:`branches`) has c
 branch an instance commits in the order of ids. So a ledger does not grow with the number of checkpoints. Which rows readers see
 follows from the branches, too: those on the way to the checkpoint that was restored last, until the job's next checkpoint.
 
-Values only; must not know how a target stores them. :mod:`engine` decides what changes.
+Values only; must not know how a target stores them. :mod:`engine` decides what changes. A stored field that this release does not
+know is refused: it is a damaged name, and the field of that name would silently have its default, such as no commits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _TEXT_VERSION = 2
 _NAME = re.compile(r"e(\d+)(?:\.(\w+))?-(.+)-(\d{6,})")
 
 
-class SinkOwner(msgspec.Struct, frozen=True):
+class SinkOwner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A run that owns the pipeline. Epochs of two histories cannot be compared.
 
     Args:
@@ -59,7 +60,7 @@ def parse_name(text: str) -> StagedName | None:
     return None if found is None else StagedName(SinkOwner(int(found[1]), found[2] or ""), found[3], int(found[4]))
 
 
-class Commit(msgspec.Struct, frozen=True, order=True):
+class Commit(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
     """What rows are committed under: once for each job, instance and checkpoint."""
 
     job: str
@@ -67,7 +68,7 @@ class Commit(msgspec.Struct, frozen=True, order=True):
     checkpoint: int
 
 
-class Staged(msgspec.Struct, frozen=True):
+class Staged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A pre-committed transaction.
 
     Args:
@@ -87,7 +88,7 @@ class Staged(msgspec.Struct, frozen=True):
     payload: Any = None
 
 
-class JobLedger(msgspec.Struct, frozen=True):
+class JobLedger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one instance has committed in one job.
 
     Args:
@@ -148,7 +149,7 @@ class JobLedger(msgspec.Struct, frozen=True):
         return sorted(checkpoints, key=lambda checkpoint: (stretch(checkpoint), checkpoint))
 
 
-class Moves(msgspec.Struct, frozen=True):
+class Moves(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rows that change their visibility.
 
     Args:
@@ -165,7 +166,7 @@ class Moves(msgspec.Struct, frozen=True):
         return bool(self.publish or self.hide or self.show)
 
 
-class Unfinished(msgspec.Struct, frozen=True):
+class Unfinished(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A change whose moves have begun, with what its job's ledger says when they are done."""
 
     job: str
@@ -173,7 +174,7 @@ class Unfinished(msgspec.Struct, frozen=True):
     after: JobLedger
 
 
-class Ledger(msgspec.Struct, frozen=True):
+class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is recorded of one instance.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -564,6 +565,18 @@ def test_a_ledger_is_read_as_it_was_written() -> None:
         "read: expected version 1, found 2, of a later release. Restore it from a backup; or delete it if no checkpoint or "
         "savepoint of the job will be restored; or give the sink another place"
     )
+
+
+def test_a_ledger_with_a_damaged_name_is_never_misread() -> None:
+    """The field of that name would have its default: rows that were taken back would be seen again, half a change forgotten."""
+    job = JobLedger(Branches((Branch(3, 6),)), {0: 5, 6: 8}, (8, "n"), ((0, 1), (6, 6)), 7, (2,))
+    data = encode_ledger(Ledger(SinkOwner(3, "h1"), {"1": job}, Unfinished("1", Moves((T1,), (T1.commit,), (T1.commit,)), job)))
+    names = list(re.finditer(rb'"([a-z]+)":', data))
+    assert len(names) > 30
+    for name in names:
+        damaged = data[: name.start(1)] + bytes([data[name.start(1)] ^ 1]) + data[name.start(1) + 1 :]
+        with pytest.raises(SinkPathInUse):
+            stored_ledger(damaged, "the row")
 
 
 def test_a_branch_is_recorded_only_where_a_checkpoint_is_left_out() -> None:
