@@ -9,11 +9,17 @@ checkpoints and savepoints in storage; `check` is for a pipeline's code.
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
     """The entry point of `dagster-checkpoints`."""
-    from dagster_checkpoints.cli.app import app
-    from dagster_checkpoints.cli.output import checked_standard_output
+    try:
+        from dagster_checkpoints.cli.app import app
+        from dagster_checkpoints.cli.output import checked_standard_output
 
-    with checked_standard_output():
-        app(prog_name="dagster-checkpoints")
+        with checked_standard_output():
+            app(prog_name="dagster-checkpoints")
+    except KeyboardInterrupt:  # while the modules above are imported, most of the time of a command; later `app` handles it
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(130)  # Exit.INTERRUPTED, whose module may be only half imported

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from dagster_checkpoints.cli import main
+from dagster_checkpoints.cli.exits import Exit
 from dagster_checkpoints.control.requests import Answer
 from dagster_checkpoints.storage.root import NoStorageError, storage_root
 
@@ -144,6 +146,22 @@ def test_what_was_done_is_said_although_the_output_cannot_be_written(
     location = local.savepoint(44)
     ran = run_into(file, local, "dispose", "--yes", "--force", location, *form)
     assert ran.returncode == code and "Deleted " in ran.stderr and location in ran.stderr
+
+
+def test_an_interruption_while_modules_are_imported_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        @staticmethod
+        def find_spec(name: str, *_: Any) -> None:
+            if name == "dagster_checkpoints.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "dagster_checkpoints.cli.app", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupted, *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == Exit.INTERRUPTED and capsys.readouterr().err == "error: interrupted\n"
 
 
 def test_arguments_that_are_not_utf8_are_refused(local: Any) -> None:
