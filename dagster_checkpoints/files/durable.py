@@ -33,7 +33,7 @@ def link_or_new_file(source: Path, target: Path) -> None:
     """As :func:`link_or_copy`, but a copy has times of its own.
 
     A deleted copy and a later one may have the same inode. With the time of files that were written at the same moment, the later
-    copy of another file of that size would be taken for the first one (`storage.state_sources.LocalSource.identity`).
+    copy of another file of that size would be taken for the first one (`storage.state_files.LocalSource.identity`).
     """
     if not link_or_copy(source, target):
         now = time.time_ns()
