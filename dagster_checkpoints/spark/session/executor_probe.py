@@ -22,7 +22,7 @@ def probe(folder: str, word: str, seconds: float) -> dict[str, str]:
         seconds: How long to wait for the driver's file: a shared file system may show it late.
 
     Returns:
-        The fields of `work_directory_check.ProbeResult`: plain values, since the driver could not unpickle a class of this module.
+        The fields of `work_directory_check.ProbeResult`: plain values: the driver could not unpickle a class of this module.
     """
     host = socket.gethostname()
     # Spark gives its workers the executor's own directories for temporary files; their names are random.
