@@ -4,7 +4,7 @@ It calls :func:`build_pipeline_defs`. Source: Dagster's documentation, "Creating
 ``dg scaffold defs`` writes a pipeline that runs as it is, to be changed.
 """
 
-from __future__ import annotations
+# Without `from __future__ import annotations`: Dagster reads the types of a component's attributes.
 
 import re
 from collections.abc import Callable
