@@ -26,7 +26,7 @@ _SPARK_TYPES = frozenset(
 _PARTITION_TYPES = "string, integer, boolean or date"
 
 
-class FileColumns(msgspec.Struct, frozen=True):
+class FileColumns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Content of the file that says what all files of the location have in common.
 
     Args:

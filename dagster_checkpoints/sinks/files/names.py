@@ -154,7 +154,7 @@ def _commit(found: re.Match[str] | None) -> FileCommitName | None:
     return FileCommitName(Commit(found["job"], int(found["index"]), int(found["id"])), found["name"])
 
 
-class StagedPart(msgspec.Struct, frozen=True):
+class StagedPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A staged file, which becomes a visible one.
 
     Args:
@@ -170,7 +170,7 @@ class StagedPart(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class StagedParts(msgspec.Struct, frozen=True):
+class StagedParts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Content of a transaction's file, and of its commit's.
 
     Args:
@@ -224,7 +224,7 @@ class FileManifest(msgspec.Struct, frozen=True):
 PARTS = msgspec.json.Decoder(StagedParts)
 
 
-class StageMark(msgspec.Struct, frozen=True):
+class StageMark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Content of the file that says which stage writes to the location; the first run creates it.
 
     Args:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _NO_BOUNDS = {"write.metadata.metrics.default": "counts"}
 
 
-class FileMetrics(msgspec.Struct, frozen=True):
+class FileMetrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Metrics of a data file by the path of the column in the file.
 
     Args:

@@ -30,7 +30,7 @@ _PLANS = 30
 _WAIT_SECONDS = 0.05
 
 
-class DataFile(msgspec.Struct, frozen=True):
+class DataFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A data file below the table's location.
 
     Args:
@@ -87,7 +87,7 @@ class PreparedFile:
     partition: dict[str, str | None]
 
 
-class StagedTransaction(msgspec.Struct, frozen=True):
+class StagedTransaction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Content of a transaction's file.
 
     Args:
