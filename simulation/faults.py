@@ -22,6 +22,7 @@ from dagster_checkpoints.coordination.retention import CompletedCheckpoints
 from dagster_checkpoints.coordination.schedule import CheckpointSchedule
 from dagster_checkpoints.coordination.watermarks import WatermarkValve
 from dagster_checkpoints.execution import gate_snapshots
+from dagster_checkpoints.execution.checkpoint_deletion import discard_states
 from dagster_checkpoints.execution.checkpoint_writing import write_checkpoint
 from dagster_checkpoints.execution.event_time import ConsumedEventTime
 from dagster_checkpoints.execution.fused_sources import FusedSources
@@ -199,6 +200,13 @@ FAULTS = (
         OwnershipSteps._adopt,
         "(found.state.epoch, found.state.history) != (self.epoch, self.state.history)",
         "False",
+    ),
+    Fault(
+        "metadata of a checkpoint that was not completed stays without its files",
+        discard_states,
+        "yield DiscardMetadata(checkpoint_id)",
+        "pass",
+        "storage",
     ),
     Fault("a file's name does not contain the epoch of its owner", SharedNames.own, "self._epoch()", "0", "going back"),
     # State in a restore

@@ -448,7 +448,9 @@ _PERFORM: dict[type[object], Callable[[Process, Any], Steps[Any] | None]] = {
     do.SourcesCut: lambda process, action: process.count("cut sources"),
     AnswerRequest: Process._answer,
     coordination.WriteMetadata: Process._write_metadata,
-    DiscardStates: lambda process, action: process.io.append(process.run(discard_states(action.checkpoint_id))),
+    DiscardStates: lambda process, action: process.io.append(
+        process.run(discard_states(action.checkpoint_id, process.owner.ensure))
+    ),
     coordination.DiscardCheckpoint: Process._discard,
     coordination.CheckpointTriggered: Process._triggered,
     coordination.CheckpointCompleted: Process._completed,

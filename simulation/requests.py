@@ -96,6 +96,11 @@ class Performer:
         if self.store.missing_files(self.location, self.metadata):
             raise MissingStateFile
 
+    def discard_metadata(self, checkpoint_id: int) -> Steps[None] | None:
+        """Without metadata nothing happens, and no other step can come in between."""
+        path = f"checkpoints/chk-{checkpoint_id}-{self.owner.epoch}/_metadata"
+        return paused(self.store.delete, path) if path in self.store.objects else None
+
     def delete_files(self, removing: AbstractContextManager[frozenset[str]]) -> Steps[int]:
         with removing as orphans:
             yield from self.run(deletion.delete_files(orphans, self.owner.ensure))
@@ -169,6 +174,7 @@ _PERFORM: dict[type[object], Callable[[Any, Any], Any]] = {
     # Shared files
     shared_files.PutFile: lambda p, request: p.store.objects.update({f"shared/{request.name}": p.owner.epoch}),
     deletion.DiscardFiles: lambda p, request: p.delete_files(p.registry.discarding(request.location)),
+    deletion.DiscardMetadata: lambda p, request: p.discard_metadata(request.checkpoint_id),
     deletion.DiscardPendingFiles: lambda p, request: p.delete_files(p.registry.discarding(p.location_of(request.checkpoint_id))),
     deletion.DeleteUnnamed: lambda p, request: p.delete_files(p.registry.sweeping(request.names)),
     deletion.DeleteFiles: lambda p, request: paused(p.store.delete_shared, p.owner.epoch, request.names),

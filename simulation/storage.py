@@ -189,6 +189,9 @@ class Store:
         paths = [f"shared/{name}" for name in names]
         later = [path for path in paths if self.objects.get(path, 0) > epoch]
         check(not later, "owner {} deletes {}, which a later owner has stored", epoch, later)
+        own = [at for at in self.below("checkpoints/") if at.endswith(f"-{epoch}")]
+        named = [at for at in own if (written := self.metadata(at)) is not None and not written.files.isdisjoint(names)]
+        check(not named, "owner {} deletes {}, and {} has metadata that names some of them", epoch, names, named)
         self.delete(*paths)
 
     def delete_below(self, folder: str) -> None:

@@ -47,6 +47,12 @@ class DiscardSavepoint(msgspec.Struct, frozen=True):
     checkpoint_id: int
 
 
+class DiscardMetadata(msgspec.Struct, frozen=True):
+    """Delete the metadata of a checkpoint that was not completed, if it was written. Answer: None."""
+
+    checkpoint_id: int
+
+
 class DiscardPendingFiles(msgspec.Struct, frozen=True):
     """Delete the state files that only this pending checkpoint names: :func:`delete_files`. Answer: the number of files."""
 
@@ -166,9 +172,21 @@ def delete_checkpoint(location: str, savepoint: bool) -> Steps[int]:
     return deleted
 
 
-def discard_states(checkpoint_id: int) -> Steps[int]:
-    """Delete the files that only an aborted checkpoint or savepoint names. Returns the number deleted from ``shared/``."""
+def discard_states(checkpoint_id: int, may_delete: Callable[[], None]) -> Steps[int]:
+    """Delete the files that only an aborted checkpoint or savepoint names, and metadata that was written and not completed.
+
+    Metadata without its files would be a checkpoint for whoever has to restore from one because `state.json` was lost.
+
+    Args:
+        checkpoint_id: id of the checkpoint or savepoint.
+        may_delete: raises unless this process may still delete: another owner may be restoring from such metadata.
+
+    Returns:
+        The number of files deleted from ``shared/``.
+    """
     yield DiscardSavepoint(checkpoint_id)
+    may_delete()
+    yield DiscardMetadata(checkpoint_id)
     deleted: int = yield DiscardPendingFiles(checkpoint_id)
     return deleted
 

@@ -306,6 +306,14 @@ class CheckpointStorage:
 
     # -- deletion
 
+    def discard_metadata(self, checkpoint_id: int) -> None:
+        """Delete the metadata of a checkpoint of this owner that was not completed, if it was written.
+
+        Never call it after OutcomeUnknown: the checkpoint may be complete.
+        """
+        key = self._own_key(checkpoint_id)
+        self._metadata.delete(self.layout.checkpoint(key.checkpoint_id, key.epoch))
+
     def discard_states(self, checkpoint_id: int) -> int:
         """Delete the files that only an aborted checkpoint of this owner names. Returns the number of files.
 

@@ -15,6 +15,7 @@ from dagster_checkpoints.execution.checkpoint_deletion import (
     DeleteSavepointMetadata,
     DeleteUnnamed,
     DiscardFiles,
+    DiscardMetadata,
     DiscardPendingFiles,
     DiscardSavepoint,
     ForgetCheckpoint,
@@ -53,7 +54,16 @@ def test_a_checkpoint_is_listed_no_more_before_it_is_deleted() -> None:
 
 
 def test_an_aborted_checkpoint() -> None:
-    assert follow(discard_states(7), (DiscardSavepoint(7), None), (DiscardPendingFiles(7), 2)) == 2
+    steps = (DiscardSavepoint(7), None), (DiscardMetadata(7), None), (DiscardPendingFiles(7), 2)
+    assert follow(discard_states(7, lambda: None), *steps) == 2
+    with pytest.raises(StorageUnavailable):  # with its metadata it is a checkpoint still, and has its files
+        follow(discard_states(7, lambda: None), steps[0], (DiscardMetadata(7), StorageUnavailable("away")))
+
+    def may_delete() -> None:
+        raise OwnershipLost("another run owns the pipeline")
+
+    with pytest.raises(OwnershipLost):  # which may be restoring from what was not completed here
+        follow(discard_states(7, may_delete), steps[0])
 
 
 def test_a_savepoint_is_none_without_its_metadata() -> None:

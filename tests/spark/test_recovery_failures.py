@@ -12,10 +12,12 @@ from pyspark.sql import functions as F
 
 from dagster_checkpoints.control.history import read_history
 from dagster_checkpoints.coordination.restarts import FixedDelayRestart
+from dagster_checkpoints.errors import StorageUnavailable
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.spark.errors import JobFailedError, StageFailedError
 from dagster_checkpoints.spark.job import storage_driver
 from dagster_checkpoints.spark.job.events import (
+    CheckpointDone,
     CheckpointNotDone,
     JobRestarting,
     JobStarted,
@@ -23,6 +25,7 @@ from dagster_checkpoints.spark.job.events import (
     StageFinished,
 )
 from dagster_checkpoints.storage import CheckpointStorage, open_store
+from dagster_checkpoints.storage.ownership import Ownership
 
 ROWS = "k string, ts timestamp, v long"
 
@@ -324,3 +327,29 @@ def test_state_files_that_another_program_deletes_from_storage_are_named_and_sto
     again.finished()
     lab.check(in_hours(lab.table("live", ROWS)), "hours")
     assert "Another program" not in caplog.text
+
+
+def test_a_checkpoint_that_storage_does_not_complete_leaves_neither_metadata_nor_files(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever lists the checkpoints after a loss of `state.json` must not find metadata whose files are deleted."""
+    lab.put("live", ROWS, [("a", lab.at(60 * v), v) for v in range(100)])
+    complete, given_up = Ownership.complete, list[str]()
+
+    def complete_later(ownership: Ownership, checkpoint_id: int, location: str, **options: Any) -> None:
+        if checkpoint_id == 1:
+            given_up.append(location)
+            raise StorageUnavailable("storage is away")
+        complete(ownership, checkpoint_id, location, **options)
+
+    monkeypatch.setattr(Ownership, "complete", complete_later)
+    job = lab.start(Pipeline("away", live_hours(lab)), interval=0.5)
+    failed = job.wait_for(CheckpointNotDone)
+    assert (failed.checkpoint_id, failed.reason) == (1, "FINALIZE_CHECKPOINT_FAILURE"), failed
+    done = job.wait_for(CheckpointDone)
+    found = {path.parent.name for path in (lab.folder / "store/away/checkpoints").glob("*/_metadata")}
+    assert given_up == ["checkpoints/chk-1-1"] and "chk-1-1" not in found and done.location.rpartition("/")[2] in found
+    job.wait_until(lambda: job.execution.rows().get("live") == 100)
+    job.drain()
+    job.finished()
+    lab.check(in_hours(lab.table("live", ROWS)), "hours")

@@ -283,6 +283,15 @@ def test_an_aborted_checkpoint_leaves_no_files_that_only_it_names(owned: Checkpo
     assert _shared(owned) == _names(b"a", b"b")
 
 
+def test_metadata_of_an_aborted_checkpoint_is_deleted_and_that_of_others_stays(owned: CheckpointStorage, source: Path) -> None:
+    _complete(owned, 1, _write(source, a=b"a"))
+    owned.upload_files(2, _write(source, b=b"b"))
+    owned.write_metadata(2, 1, b"")  # and storage does not answer when it is to be completed
+    for _ in range(2):
+        owned.discard_metadata(2)
+        assert _metadata(owned) == {"chk-1-1/_metadata"}
+
+
 def test_files_of_a_dead_owner_are_swept(owned: CheckpointStorage, second: CheckpointStorage, source: Path, bob: Owner) -> None:
     [kept] = _files(owned.upload_files(1, _write(source, kept=b"kept")))
     owned.upload_files(2, _write(source, orphan=b"orphan"))

@@ -14,7 +14,12 @@ import msgspec
 
 from dagster_checkpoints.coordination.checkpoints import CheckpointSnapshot, CompletedCheckpoint, TaskStatistics
 from dagster_checkpoints.coordination.events import MetadataOutcomeUnknown, MetadataWriteFailed, MetadataWritten
-from dagster_checkpoints.execution.checkpoint_deletion import DiscardPendingFiles, DiscardSavepoint, discard_states
+from dagster_checkpoints.execution.checkpoint_deletion import (
+    DiscardMetadata,
+    DiscardPendingFiles,
+    DiscardSavepoint,
+    discard_states,
+)
 from dagster_checkpoints.execution.checkpoint_writing import (
     BuildMetadata,
     CompleteCheckpoint,
@@ -174,10 +179,14 @@ class CheckpointWriter:
     def discard_states(self, checkpoint_id: int) -> None:
         """Delete the files that only an aborted checkpoint or savepoint names."""
 
-        def perform(request: DiscardSavepoint | DiscardPendingFiles) -> int:
-            if isinstance(request, DiscardSavepoint):
-                self._runtime.savepoints.discard(checkpoint_id)
-                return 0
-            return self._runtime.storage.discard_states(checkpoint_id)
+        def perform(request: DiscardSavepoint | DiscardMetadata | DiscardPendingFiles) -> int:
+            match request:
+                case DiscardSavepoint():
+                    self._runtime.savepoints.discard(checkpoint_id)
+                case DiscardMetadata():
+                    self._runtime.storage.discard_metadata(checkpoint_id)
+                case DiscardPendingFiles():
+                    return self._runtime.storage.discard_states(checkpoint_id)
+            return 0
 
-        drive(discard_states(checkpoint_id), perform)
+        drive(discard_states(checkpoint_id, self._runtime.ownership.ensure), perform)
