@@ -175,7 +175,7 @@ def delete_checkpoint(location: str, savepoint: bool) -> Steps[int]:
 def discard_states(checkpoint_id: int, may_delete: Callable[[], None]) -> Steps[int]:
     """Delete the files that only an aborted checkpoint or savepoint names, and metadata that was written and not completed.
 
-    Metadata without its files would be a checkpoint for whoever has to restore from one because `state.json` was lost.
+    The metadata goes first: after the loss of `state.json` a restore finds checkpoints by their metadata, and needs their files.
 
     Args:
         checkpoint_id: id of the checkpoint or savepoint.

@@ -311,8 +311,7 @@ class CheckpointStorage:
 
         Never call it after OutcomeUnknown: the checkpoint may be complete.
         """
-        key = self._own_key(checkpoint_id)
-        self._metadata.delete(self.layout.checkpoint(key.checkpoint_id, key.epoch))
+        self._metadata.delete(self.layout.checkpoint(checkpoint_id, self._epoch()))
 
     def discard_states(self, checkpoint_id: int) -> int:
         """Delete the files that only an aborted checkpoint of this owner names. Returns the number of files.

@@ -60,6 +60,19 @@ def test_the_asset_turns_red_and_green_again(
     assert not failed.asset_events[0].passed and "FAILED" in failed.asset_events[0].description
 
 
+def evaluated_by_hand(
+    check: dg.AssetChecksDefinition, coordinator: CheckpointCoordinatorResource, instance: dg.DagsterInstance
+) -> dg.AssetCheckEvaluation:
+    job = dg.Definitions(
+        assets=[dg.AssetSpec(checkpoints_key("meeting"))],
+        asset_checks=[check],
+        jobs=[dg.define_asset_job("look", selection=dg.AssetSelection.checks(check))],
+        resources={"checkpoint_coordinator": coordinator},
+    ).resolve_job_def("look")
+    (evaluated,) = job.execute_in_process(instance=instance).get_asset_check_evaluations()
+    return evaluated
+
+
 def test_the_asset_turns_red_if_the_state_is_lost(
     instance: dg.DagsterInstance,
     tick: Tick,
@@ -81,14 +94,7 @@ def test_the_asset_turns_red_if_the_state_is_lost(
     assert not event.passed and event.severity == dg.AssetCheckSeverity.ERROR
     assert "state.json" in event.description and "-kept-" in event.description
     assert not tick(sensor, instance, lost.cursor).asset_events
-    check = health_check(pipeline=meeting_pipeline)
-    job = dg.Definitions(
-        assets=[dg.AssetSpec(checkpoints_key("meeting"))],
-        asset_checks=[check],
-        jobs=[dg.define_asset_job("look", selection=dg.AssetSelection.checks(check))],
-        resources={"checkpoint_coordinator": coordinator()},
-    ).resolve_job_def("look")
-    (by_hand,) = job.execute_in_process(instance=instance).get_asset_check_evaluations()
+    by_hand = evaluated_by_hand(health_check(pipeline=meeting_pipeline), coordinator(), instance)
     assert (by_hand.passed, by_hand.description) == (False, event.description)
 
 
@@ -118,14 +124,7 @@ def test_the_sensors_evaluation_is_that_of_the_defined_check(
     dg.Definitions.validate_loadable(defs)
     (event,) = tick(defs.get_repository_def().get_sensor_def("meeting_health"), instance).asset_events
     assert event.asset_check_key in defs.resolve_asset_graph().asset_check_keys
-    check = health_check(pipeline=meeting_pipeline, thresholds=strict)
-    job = dg.Definitions(
-        assets=[dg.AssetSpec(checkpoints_key("meeting"))],
-        asset_checks=[check],
-        jobs=[dg.define_asset_job("look", selection=dg.AssetSelection.checks(check))],
-        resources={"checkpoint_coordinator": coordinator()},
-    ).resolve_job_def("look")
-    (evaluated,) = job.execute_in_process(instance=instance).get_asset_check_evaluations()
+    evaluated = evaluated_by_hand(health_check(pipeline=meeting_pipeline, thresholds=strict), coordinator(), instance)
     assert (
         (evaluated.asset_check_key, evaluated.passed) == (event.asset_check_key, event.passed) == (event.asset_check_key, False)
     )

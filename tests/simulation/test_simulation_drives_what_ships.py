@@ -120,14 +120,12 @@ def test_drivers_call_the_shipped_rules_and_every_rule_is_driven() -> None:
     assert {module: missed for module, wanted in DRIVERS.items() if (missed := wanted - found[module])} == {}
     rules = {f"{floor}/{path.relative_to(SHIPPED / floor)}" for floor in RULES for path in (SHIPPED / floor).rglob("*.py")}
     with_code = {rule for rule in rules if any(functions(SHIPPED / rule))}
-    # The first two record and replay machines. Which sources are silent or have caught up is reported, and tells which is idle;
-    # limits decide how much a micro-batch reads; offsets of a consumer group are never read back. No step of the protocol depends
-    # on them.
+    # The first records and replays machines. Which sources are silent is reported; limits decide how much a micro-batch reads;
+    # offsets of a consumer group are never read back. No step of the protocol depends on them.
     not_of_a_run = {
         "execution/trace.py",
         "execution/source_answers.py",
         "execution/source_limits.py",
-        "execution/sources.py",
         "execution/offset_commits.py",
     }
     never_called = sorted(with_code - found["*"] - not_of_a_run)

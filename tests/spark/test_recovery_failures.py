@@ -332,7 +332,7 @@ def test_state_files_that_another_program_deletes_from_storage_are_named_and_sto
 def test_a_checkpoint_that_storage_does_not_complete_leaves_neither_metadata_nor_files(
     lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever lists the checkpoints after a loss of `state.json` must not find metadata whose files are deleted."""
+    """After a loss of `state.json` the checkpoints in storage are listed by their metadata: each of them must have its files."""
     lab.put("live", ROWS, [("a", lab.at(60 * v), v) for v in range(100)])
     complete, given_up = Ownership.complete, list[str]()
 
