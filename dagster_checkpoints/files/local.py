@@ -42,7 +42,8 @@ from dagster_checkpoints.files.store import (
 )
 from dagster_checkpoints.files.urls import local_path
 
-_CHUNK = 1024 * 1024
+_CHUNK = 256 * 1024
+"""Bytes of a read: larger pieces leave the processor's cache before they are hashed and written, and cost twice the time."""
 _KERNEL_CHUNK = 1 << 30
 _NO_KERNEL_COPY = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
 _UNFINISHED = f"{RESERVED_PREFIX}tmp-"
@@ -101,7 +102,7 @@ class LocalStore:
 
     def stream(self, key: str, chunk_size: int = _CHUNK) -> Iterator[bytes]:
         path = self._path(key)
-        with self._errors("read", key), path.open("rb") as file:
+        with self._errors("read", key), path.open("rb", buffering=0) as file:
             while chunk := file.read(chunk_size):
                 yield chunk
 

@@ -113,7 +113,6 @@ def as_source(file: Path | StateSource) -> StateSource:
     return LocalSource(file) if isinstance(file, Path) else file
 
 
-_CHUNK = 1024 * 1024
 _SMALL = 8 * 1024 * 1024
 _FETCH_ATTEMPTS = 3
 NO_OBJECT = "no object"
@@ -386,7 +385,7 @@ def read_through(store: ObjectStore, key: str, target: BinaryIO | None = None) -
             target.seek(0)
             target.truncate()
         try:
-            for chunk in store.stream(key, _CHUNK):
+            for chunk in store.stream(key):
                 digest.update(chunk)
                 size += len(chunk)
                 if target is not None:
