@@ -72,73 +72,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
-    """Runs pipelines under consistent checkpoints, and holds their settings.
-
-    Args:
-        storage: Root of the checkpoints: `s3://bucket/prefix`, `file:///path` or a path; `dg.EnvVar` may be used. Default:
-            the environment variable CHECKPOINT_STORAGE, else the directory `checkpoints` below DAGSTER_HOME.
-        interval: Seconds between periodic checkpoints; None for no periodic checkpoints: then sinks commit when the job ends, and
-            a failure before that restarts the job from its beginning.
-        timeout: Seconds after which an incomplete checkpoint is aborted.
-        initial_delay: Seconds from the moment when all stages run to the first periodic checkpoint; None for `interval`.
-        min_pause: Least seconds between the end of a checkpoint and the beginning of the next periodic one.
-        max_concurrent: Maximum number of checkpoints in progress at the same time. With more than one, a checkpoint that takes
-            longer than `interval` to be stored does not delay the next; when a newer one completes first, the older is aborted.
-        mode: "exactly_once": a stage with several inputs waits for the barriers of all of them. "at_least_once": it never waits,
-            and after a failure rows may be counted, and written to sinks, twice.
-        unaligned: Whether barriers overtake the records that wait in front of a slow stage: these records become part of the
-            checkpoint. None: yes, with "exactly_once" and one checkpoint at a time; other settings refuse True. Savepoints never
-            overtake.
-        aligned_checkpoint_timeout: Seconds from its trigger after which a checkpoint overtakes; 0: at once. None: at once with
-            `unaligned=True`, else after 0.25 seconds. Not with `unaligned=False`.
-        interval_during_backlog: Seconds between periodic checkpoints while a bounded source has not ended: at least `interval`,
-            or 0 for none; None for `interval`.
-        backlog_rows: With `interval_during_backlog`: number of unread messages from which a Kafka source counts as a backlog,
-            too; None: only bounded sources count.
-        tolerable_failed_checkpoints: Number of consecutive checkpoints that may fail; one more fails the run.
-        retained: Number of completed checkpoints that are kept.
-        restart_strategy: The failures after which the unfinished stages of a run restart from the latest checkpoint:
-            "fixed_delay": the first `restart_attempts` failures of the run. "exponential_delay": `restart_attempts` consecutive
-            failures, after growing delays; after `restart_interval` seconds without a failure, count and delay begin again.
-            "failure_rate": `restart_attempts` failures within any `restart_interval` seconds.
-        restart_attempts: Maximum number of restarts; 0 for none. None for no limit, with "exponential_delay" only.
-        restart_delay: Seconds before a restart; with "exponential_delay" before the first of consecutive restarts.
-        restart_delay_multiplier: Factor by which an exponential delay grows from restart to restart, at least 1.
-        restart_delay_maximum: Maximum of an exponential delay, seconds.
-        restart_interval: Seconds; see `restart_strategy`. "fixed_delay" does not use it.
-        failover_strategy: The stages that restart. "region": those connected with the stage that failed, by inputs in either
-            direction and over any number of stages; the others go on. "full": all.
-        lease_seconds: Seconds without a renewal of its lease after which another run may take the pipeline over.
-        work_directory: Directory of records between stages and of Spark's own files: a path, `~` or `file:///path`. The driver
-            and all of Spark's executors must see it under the same path, which is checked at start. Default: a directory for
-            temporary files, with a local Spark only; required with any other master.
-        max_queued_bytes: Size of the records of a channel that its consumer has not read, in bytes, from which the stage waits.
-        batch_seconds: Seconds that a micro-batch of fused sources is to take at most: the durations of earlier ones decide how
-            much it reads of files and of Kafka's topics without limits of their own.
-        observe_every: Seconds between two observations of a running stage, and of the checkpoints (`checkpoints/<pipeline>`);
-            every 30 seconds in the first five minutes, and one twelfth as often while nothing changes. With the default, at most
-            297 for each of them on the first day of a run, and 288 on every other day.
-        materialize_every: Least seconds between two materializations of a stage whose sink commits while the stage runs, so that
-            assets downstream, freshness policies and checks see its rows; what was committed in between is shown by the next one.
-            0: each commit. None: a stage is materialized only when it has finished.
-        sample_rows: Number of rows of a commit that its materialization shows, as a table; they are taken from one instance.
-        savepoint_on_termination: Whether a run that Dagster terminates suspends the pipeline first, with a savepoint from which
-            the next run continues. Otherwise the next run continues from the newest checkpoint.
-        termination_timeout: Seconds for that savepoint; after that the run is cancelled without it.
-        request_poll_seconds: Seconds between two polls for control requests in storage (one LIST each); by default 1 on S3, 0.02
-            in a directory.
-        status_seconds: Seconds between two versions of the running pipeline's status in storage (one PUT each).
-        metrics: Whether each run sends its numbers to the OpenTelemetry collector that environment variables (`OTEL_...`) name;
-            needs the extra `otel`.
-        trace: For bug reports: the directory below which each run writes the events and actions of its state machines, as
-            `<pipeline>/<run id>-e<epoch>.trace`; `dagster-checkpoints replay FILE` shows it. A path; default: no trace.
-        share_java_classes: Whether Spark starts with an archive of its Java classes (class data sharing), which halves the
-            processor time of its start. A run that finds none makes it in the user's cache directory: about 200 MB.
-        spark_config: Settings of the Spark session, such as `{"spark.master": "local[4]"}`, nested or flat; values may be
-            `dg.EnvVar`.
-        spark: A `dagster_pyspark` resource, of which only `spark_config` is used: the session is created on another thread than
-            Dagster's, where Dagster cannot interrupt it in the middle of a call.
-        s3: The `dagster_aws` resource whose client is used for `s3://` storage; default: a client with boto3's own configuration.
+    """Runs pipelines under consistent checkpoints, and holds their settings, each with its text below it. In YAML, None is `null`.
 
     Raises:
         pydantic.ValidationError: A setting is outside its range.
@@ -153,83 +87,104 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
         >>> CheckpointCoordinatorResource(storage=dg.EnvVar("CHECKPOINT_STORAGE"), interval=30.0)
     """
 
-    storage: str | None = Field(default=None, description="root of the checkpoints: s3://bucket/prefix, file:///path, a path")
-    interval: float | None = Field(default=60.0, gt=0, description="seconds between periodic checkpoints; null for none")
-    timeout: float = Field(default=600.0, gt=0, description="seconds after which an incomplete checkpoint is aborted")
-    initial_delay: float | None = Field(
-        default=None, ge=0, description="seconds until the first periodic checkpoint, once all stages run; null for the interval"
-    )
-    min_pause: float = Field(default=0.0, ge=0, description="least seconds between two checkpoints")
-    max_concurrent: int = Field(default=1, ge=1, description="maximum number of checkpoints in progress at the same time")
-    mode: Literal["exactly_once", "at_least_once"] = Field(
-        default="exactly_once", description="at_least_once: stages never wait for barriers; rows may be repeated after a failure"
-    )
-    unaligned: bool | None = Field(
-        default=None, description="barriers overtake the records in front of slow stages; null: after a quarter of a second"
-    )
-    aligned_checkpoint_timeout: float | None = Field(
-        default=None, ge=0, description="seconds from a checkpoint's trigger after which it overtakes; 0: at once"
-    )
-    interval_during_backlog: float | None = Field(
-        default=None, ge=0, description="seconds between periodic checkpoints while a bounded source has not ended; 0 for none"
-    )
-    backlog_rows: int | None = Field(
-        default=None, ge=1, description="with interval_during_backlog: unread messages that make a Kafka source a backlog"
-    )
-    tolerable_failed_checkpoints: int = Field(default=3, ge=0, description="consecutive failed checkpoints before the run fails")
-    retained: int = Field(default=1, ge=1, description="number of completed checkpoints that are kept")
-    restart_strategy: Literal["fixed_delay", "exponential_delay", "failure_rate"] = Field(
-        default="fixed_delay",
-        description="failures after which a run restarts: fixed_delay, the first restart_attempts; exponential_delay, "
-        "restart_attempts consecutive ones, after growing delays; failure_rate, restart_attempts within an interval",
-    )
-    restart_attempts: int | None = Field(
-        default=3, ge=0, description="restarts from the latest checkpoint within a run; null for no limit (exponential_delay)"
-    )
-    restart_delay: float = Field(default=1.0, ge=0, description="seconds before such a restart")
-    restart_delay_multiplier: float = Field(default=1.5, ge=1, description="factor by which an exponential delay grows")
-    restart_delay_maximum: float = Field(default=60.0, ge=0, description="maximum of an exponential delay, seconds")
-    restart_interval: float = Field(
-        default=3600.0, ge=0, description="seconds: failure_rate counts within them, exponential_delay begins again after them"
-    )
-    failover_strategy: FailoverStrategy = Field(
-        default="region", description="what restarts: region, the stages connected with the one that failed; full, all stages"
-    )
-    lease_seconds: float = Field(default=30.0, gt=0, description="seconds without a renewal until another run may take over")
-    work_directory: str | None = Field(default=None, description="directory of records between stages; all executors must see it")
-    max_queued_bytes: int = Field(default=256 * 1024 * 1024, gt=0, description="unread bytes of a channel that make a stage wait")
-    batch_seconds: float = Field(
-        default=BATCH_SECONDS,
-        gt=0,
-        description="seconds that a micro-batch of fused sources without own limits is to take at most",
-    )
-    observe_every: float = Field(
-        default=300.0,
-        ge=0,
-        description="seconds between two observations of a running stage, and of the checkpoints; every 30 seconds in the first "
-        "five minutes. By default at most 297 of each on a run's first day, then 288 a day",
-    )
-    materialize_every: float | None = Field(
-        default=60.0,
-        ge=0,
-        description="least seconds between two materializations of a running stage whose sink commits; 0 for each commit, null "
-        "for materializations of finished stages only",
-    )
-    sample_rows: int = Field(default=0, ge=0, le=100, description="number of rows of a commit that its materialization shows")
-    savepoint_on_termination: bool = Field(default=False, description="suspend with a savepoint when a run is terminated")
-    termination_timeout: float = Field(default=60.0, gt=0, description="seconds for that savepoint")
-    request_poll_seconds: float | None = Field(
-        default=None, gt=0, description="seconds between two polls for control requests; by default 1 on S3, 0.02 in a directory"
-    )
-    status_seconds: float = Field(default=5.0, gt=0, description="seconds between two versions of the status in storage")
-    metrics: bool = Field(default=False, description="send the numbers of runs to an OpenTelemetry collector")
-    trace: str | None = Field(default=None, description="directory for traces of runs, for bug reports; null for none")
-    share_java_classes: bool = Field(
-        default=True, description="start Spark with an archive of its Java classes, which is made once in the cache directory"
-    )
-    spark_config: dict[str, Any] = Field(default={}, description="settings of the Spark session")
+    storage: str | None = None
+    """Root of the checkpoints: `s3://bucket/prefix`, `file:///path` or a path; `dg.EnvVar` may be used. Default: the environment
+    variable CHECKPOINT_STORAGE, else the directory `checkpoints` below DAGSTER_HOME."""
+    interval: float | None = Field(default=60.0, gt=0)
+    """Seconds between periodic checkpoints; None for no periodic checkpoints: then sinks commit when the job ends, and a failure
+    before that restarts the job from its beginning."""
+    timeout: float = Field(default=600.0, gt=0)
+    """Seconds after which an incomplete checkpoint is aborted."""
+    initial_delay: float | None = Field(default=None, ge=0)
+    """Seconds from the moment when all stages run to the first periodic checkpoint; None for `interval`."""
+    min_pause: float = Field(default=0.0, ge=0)
+    """Least seconds between the end of a checkpoint and the beginning of the next periodic one."""
+    max_concurrent: int = Field(default=1, ge=1)
+    """Maximum number of checkpoints in progress at the same time. With more than one, a checkpoint that takes longer than
+    `interval` to be stored does not delay the next; when a newer one completes first, the older is aborted."""
+    mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    """What a stage with several inputs does. "exactly_once": it waits for the barriers of all of them. "at_least_once": it never
+    waits, and after a failure rows may be counted, and written to sinks, twice."""
+    unaligned: bool | None = None
+    """Whether barriers overtake the records that wait in front of a slow stage: these records become part of the checkpoint.
+    None: yes, with "exactly_once" and one checkpoint at a time; other settings refuse True. Savepoints never overtake."""
+    aligned_checkpoint_timeout: float | None = Field(default=None, ge=0)
+    """Seconds from its trigger after which a checkpoint overtakes; 0: at once. None: at once with `unaligned=True`, else after
+    0.25 seconds. Not with `unaligned=False`."""
+    interval_during_backlog: float | None = Field(default=None, ge=0)
+    """Seconds between periodic checkpoints while a bounded source has not ended: at least `interval`, or 0 for none; None for
+    `interval`."""
+    backlog_rows: int | None = Field(default=None, ge=1)
+    """With `interval_during_backlog`: number of unread messages from which a Kafka source counts as a backlog, too; None: only
+    bounded sources count."""
+    tolerable_failed_checkpoints: int = Field(default=3, ge=0)
+    """Number of consecutive checkpoints that may fail; one more fails the run."""
+    retained: int = Field(default=1, ge=1)
+    """Number of completed checkpoints that are kept."""
+    restart_strategy: Literal["fixed_delay", "exponential_delay", "failure_rate"] = "fixed_delay"
+    """The failures after which the unfinished stages of a run restart from the latest checkpoint: "fixed_delay": the first
+    `restart_attempts` failures of the run. "exponential_delay": `restart_attempts` consecutive failures, after growing delays;
+    after `restart_interval` seconds without a failure, count and delay begin again. "failure_rate": `restart_attempts` failures
+    within any `restart_interval` seconds."""
+    restart_attempts: int | None = Field(default=3, ge=0)
+    """Maximum number of restarts; 0 for none. None for no limit, with "exponential_delay" only."""
+    restart_delay: float = Field(default=1.0, ge=0)
+    """Seconds before a restart; with "exponential_delay" before the first of consecutive restarts."""
+    restart_delay_multiplier: float = Field(default=1.5, ge=1)
+    """Factor by which an exponential delay grows from restart to restart, at least 1."""
+    restart_delay_maximum: float = Field(default=60.0, ge=0)
+    """Maximum of an exponential delay, seconds."""
+    restart_interval: float = Field(default=3600.0, ge=0)
+    """Seconds; see `restart_strategy`. "fixed_delay" does not use it."""
+    failover_strategy: FailoverStrategy = "region"
+    """The stages that restart. "region": those connected with the stage that failed, by inputs in either direction and over any
+    number of stages; the others go on. "full": all."""
+    lease_seconds: float = Field(default=30.0, gt=0)
+    """Seconds without a renewal of its lease after which another run may take the pipeline over."""
+    work_directory: str | None = None
+    """Directory of records between stages and of Spark's own files: a path, `~` or `file:///path`. The driver and all of Spark's
+    executors must see it under the same path, which is checked at start. Default: a directory for temporary files, with a local
+    Spark only; required with any other master."""
+    max_queued_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
+    """Size of the records of a channel that its consumer has not read, in bytes, from which the stage waits."""
+    batch_seconds: float = Field(default=BATCH_SECONDS, gt=0)
+    """Seconds that a micro-batch of fused sources is to take at most: the durations of earlier ones decide how much it reads of
+    files and of Kafka's topics without limits of their own."""
+    observe_every: float = Field(default=300.0, ge=0)
+    """Seconds between two observations of a running stage, and of the checkpoints (`checkpoints/<pipeline>`); every 30 seconds in
+    the first five minutes, and one twelfth as often while nothing changes. With the default, at most 297 for each of them on the
+    first day of a run, and 288 on every other day."""
+    materialize_every: float | None = Field(default=60.0, ge=0)
+    """Least seconds between two materializations of a stage whose sink commits while the stage runs, so that assets downstream,
+    freshness policies and checks see its rows; what was committed in between is shown by the next one. 0: each commit. None: a
+    stage is materialized only when it has finished."""
+    sample_rows: int = Field(default=0, ge=0, le=100)
+    """Number of rows of a commit that its materialization shows, as a table; they are taken from one instance."""
+    savepoint_on_termination: bool = False
+    """Whether a run that Dagster terminates suspends the pipeline first, with a savepoint from which the next run continues.
+    Otherwise the next run continues from the newest checkpoint."""
+    termination_timeout: float = Field(default=60.0, gt=0)
+    """Seconds for that savepoint; after that the run is cancelled without it."""
+    request_poll_seconds: float | None = Field(default=None, gt=0)
+    """Seconds between two polls for control requests in storage (one LIST each); by default 1 on S3, 0.02 in a directory."""
+    status_seconds: float = Field(default=5.0, gt=0)
+    """Seconds between two versions of the running pipeline's status in storage (one PUT each)."""
+    metrics: bool = False
+    """Whether each run sends its numbers to the OpenTelemetry collector that environment variables (`OTEL_...`) name; needs the
+    extra `otel`."""
+    trace: str | None = None
+    """For bug reports: the directory below which each run writes the events and actions of its state machines, as
+    `<pipeline>/<run id>-e<epoch>.trace`; `dagster-checkpoints replay FILE` shows it. A path; default: no trace."""
+    share_java_classes: bool = True
+    """Whether Spark starts with an archive of its Java classes (class data sharing), which halves the processor time of its
+    start. A run that finds none makes it in the user's cache directory: about 200 MB."""
+    spark_config: dict[str, Any] = Field(default={})
+    """Settings of the Spark session, such as `{"spark.master": "local[4]"}`, nested or flat; values may be `dg.EnvVar`."""
     spark: LazyPySparkResource | None = None
+    """A `dagster_pyspark` resource, of which only `spark_config` is used: the session is created on another thread than
+    Dagster's, where Dagster cannot interrupt it in the middle of a call."""
     s3: S3Resource | None = None
+    """The `dagster_aws` resource whose client is used for `s3://` storage; default: a client with boto3's own configuration."""
 
     @field_validator("spark", "s3", mode="before")
     @classmethod

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import dagster as dg
 from dagster._config import ConfigScalar, ConfigScalarKind
 from dagster._config.errors import PostProcessingError
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
 from dagster_checkpoints.plugin.settings import KnownSettings
 from dagster_checkpoints.spark.job.job_options import Until
@@ -34,25 +34,6 @@ class PipelineRunConfig(KnownSettings, dg.Config):
             config:
               restore_from: none
 
-    Args:
-        restore_from: "latest": the savepoint of a job that was suspended, the newest checkpoint of a job that was canceled or
-            failed, a new start after a job that reached its end or was drained. "none": a new start. The id of a retained
-            checkpoint, or of a savepoint, such as 42. A location, such as "checkpoints/chk-42-3" or
-            "savepoints/savepoint-43-before-upgrade", or a URL; a savepoint's directory may have been copied to any place.
-        until: "end": an unbounded stage runs until a request stops it. "caught_up": it reads what is there when the run begins;
-            then the pipeline is suspended, and the next run goes on from there: see `build_burst_schedule`.
-        claim_mode: "no_claim": a restored savepoint stays yours; the pipeline does not need it after the first checkpoint has
-            completed. "claim": the savepoint becomes the pipeline's own, which deletes it as it deletes old checkpoints.
-        allow_non_restored_state: Start although the checkpoint holds state of stages that the pipeline no longer has; that state
-            is ignored.
-        allow_moved_pipeline: Treat the pipeline as the one in storage, although its code location and most of its asset keys
-            have changed since its latest run.
-        allow_older_checkpoint: If the checkpoint is corrupt or incomplete, try older retained checkpoints.
-        allow_changed_plan: Continue with the checkpoint's state although the stateful operators (the length of a window, keys,
-            aggregates) or the sources have changed. One output then holds results of both plans.
-        repartition_state: Write restored state in as many partitions as `spark.sql.shuffle.partitions` says now, instead of the
-            number of the checkpoint. It needs RocksDB, and Spark 4.2 or later.
-
     Raises:
         pydantic.ValidationError: `restore_from` is none of these.
         UnknownSettingError: There is no setting of that name; the error names the nearest one.
@@ -61,34 +42,30 @@ class PipelineRunConfig(KnownSettings, dg.Config):
         >>> dg.RunConfig(ops={"flights_assets": PipelineRunConfig(restore_from="none")})
     """
 
-    restore_from: str = Field(
-        default="latest",
-        description='"latest", "none" for a new start, the id or location of a checkpoint, or a savepoint\'s id, location or URL',
-    )
-    until: Until = Field(
-        default="end",
-        description="end: unbounded stages run until a request stops them; caught_up: they read what is there, and the pipeline "
-        "is suspended",
-    )
-    claim_mode: Literal["no_claim", "claim"] = Field(
-        default="no_claim", description="owner of a restored savepoint: you (no_claim), or the pipeline, which deletes it (claim)"
-    )
-    allow_non_restored_state: bool = Field(
-        default=False, description="ignore the checkpoint's state of stages that no longer exist"
-    )
-    allow_moved_pipeline: bool = Field(
-        default=False, description="treat it as the pipeline in storage, although its code location and its asset keys changed"
-    )
-    allow_older_checkpoint: bool = Field(
-        default=False, description="if the checkpoint is corrupt or incomplete, try older retained ones"
-    )
-
-    allow_changed_plan: bool = Field(
-        default=False, description="continue with the checkpoint's state although a stage's stateful operators or sources changed"
-    )
-    repartition_state: bool = Field(
-        default=False, description="write the checkpoint's state in as many partitions as spark.sql.shuffle.partitions says now"
-    )
+    restore_from: str = "latest"
+    """Where the run starts. "latest": the savepoint of a job that was suspended, the newest checkpoint of a job that was
+    canceled or failed, a new start after a job that reached its end or was drained. "none": a new start. The id of a retained
+    checkpoint, or of a savepoint, such as 42. A location, such as "checkpoints/chk-42-3" or
+    "savepoints/savepoint-43-before-upgrade", or a URL; a savepoint's directory may have been copied to any place."""
+    until: Until = "end"
+    """How long the run goes on. "end": an unbounded stage runs until a request stops it. "caught_up": it reads what is there
+    when the run begins; then the pipeline is suspended, and the next run goes on from there: see `build_burst_schedule`."""
+    claim_mode: Literal["no_claim", "claim"] = "no_claim"
+    """Whose a restored savepoint is. "no_claim": it stays yours; the pipeline does not need it after the first checkpoint has
+    completed. "claim": the savepoint becomes the pipeline's own, which deletes it as it deletes old checkpoints."""
+    allow_non_restored_state: bool = False
+    """Start although the checkpoint holds state of stages that the pipeline no longer has; that state is ignored."""
+    allow_moved_pipeline: bool = False
+    """Treat the pipeline as the one in storage, although its code location and most of its asset keys have changed since its
+    latest run."""
+    allow_older_checkpoint: bool = False
+    """If the checkpoint is corrupt or incomplete, try older retained checkpoints."""
+    allow_changed_plan: bool = False
+    """Continue with the checkpoint's state although the stateful operators (the length of a window, keys, aggregates) or the
+    sources have changed. One output then holds results of both plans."""
+    repartition_state: bool = False
+    """Write restored state in as many partitions as `spark.sql.shuffle.partitions` says now, instead of the number of the
+    checkpoint. It needs RocksDB, and Spark 4.2 or later."""
 
     @field_validator("restore_from")
     @classmethod

@@ -14,7 +14,7 @@ import dagster as dg
 from dagster._config.field_utils import is_dagster_env_var
 from dagster._core.definitions.definition_config_schema import DefinitionConfigSchema
 from dagster_spark.utils import flatten_dict
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.files.urls import validate_root
@@ -67,6 +67,9 @@ class KnownSettings(BaseModel):
         pydantic.ValidationError: A number is not finite, or a truth value.
     """
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    """Dagster's UI describes a setting by the text below its field."""
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown(cls, data: Any) -> Any:
@@ -106,7 +109,7 @@ class KnownSettings(BaseModel):
         """The fields that are durations: numbers whose description says seconds."""
         kinds = (float, float | None)
         fields = cls.model_fields.items()
-        return [name for name, field in fields if field.annotation in kinds and "seconds" in (field.description or "")]
+        return [name for name, field in fields if field.annotation in kinds and "seconds" in (field.description or "").lower()]
 
 
 def replacing_schema(schema: dg.Field, given: Mapping[str, Any]) -> DefinitionConfigSchema:

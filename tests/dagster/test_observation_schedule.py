@@ -23,8 +23,8 @@ def test_a_day_has_as_many_observations_as_the_setting_says() -> None:
     schedule = ObservationSchedule(DEFAULT)
     first, second, third = (len(observed(schedule, range(day * DAY, (day + 1) * DAY))) for day in range(3))
     assert (first, second, third) == (297, 288, 288)
-    description = str(CheckpointCoordinatorResource.model_fields["observe_every"].description)
-    assert f"{first} of each on a run's first day, then {second} a day" in description
+    description = " ".join(str(CheckpointCoordinatorResource.model_fields["observe_every"].description).split())
+    assert f"at most {first} for each of them on the first day of a run, and {second} on every other day" in description
     page = " ".join(PAGE.read_text(encoding="utf-8").split())
     assert f"at most {first} events on the first day and {second} on every other day" in page
 

@@ -48,6 +48,7 @@ from dagster_checkpoints.plugin.materializations import COMMIT_LABELS
 from dagster_checkpoints.plugin.observations import STAGE_LABELS
 from dagster_checkpoints.plugin.run_config import PipelineRunConfig
 from dagster_checkpoints.plugin.savepoints.check import SavepointCheckConfig
+from dagster_checkpoints.plugin.settings import KnownSettings
 from dagster_checkpoints.plugin.stage_assets import FINISHED_BEFORE
 from dagster_checkpoints.spark.session.work_directory import parse_work_directory
 from dagster_checkpoints.spark.stored_state import CheckpointExport, CheckpointImport, InstanceOffsets, KeyedState, StageState
@@ -394,6 +395,11 @@ def test_the_defaults_on_the_configuration_page_are_those_of_the_code() -> None:
         said = shown[name].strip("`").removesuffix(" s")
         value = float(said.removesuffix(" MiB")) * 2**20 if said.endswith("MiB") else ast.literal_eval(said)
         assert value == default, f"{name}: the page has {shown[name]}, the code {default}"
+
+
+@pytest.mark.parametrize("owner", KnownSettings.__subclasses__(), ids=lambda owner: owner.__name__)
+def test_dagsters_ui_describes_every_setting(owner: type[KnownSettings]) -> None:
+    assert [name for name, field in owner.model_fields.items() if not field.description] == []
 
 
 # Public names

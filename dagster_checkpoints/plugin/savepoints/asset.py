@@ -74,31 +74,23 @@ class Bounded(enum.Enum):
 class SavepointConfig(KnownSettings, dg.Config):
     """How a savepoint is taken.
 
-    Args:
-        stop: `none`: the pipeline runs on. `suspend`: it ends with the savepoint, and the next run continues from it. `drain`:
-            all sources end first, every window is emitted, and the next run is a new start.
-        bounded: Of a drain: `cut` ends bounded sources where they are; `finish` waits until they have been read to their end,
-            while unbounded sources go on, and drains then. `cut` by default.
-        path: Directory in which the savepoint is made: `s3://...`, `file:///...` or an absolute path; by default the pipeline's
-            own `savepoints/`.
-        deadline: Longest time that the pipeline may take, in seconds; 600 by default.
-        retention: Of a schedule: which of its earlier savepoints are deleted; None to delete none.
-
     Examples:
         >>> dg.RunConfig(ops={"savepoints__flights": SavepointConfig(stop=Stop.suspend)})
     """
 
-    stop: Stop = Field(
-        default=Stop.none, description="none: the pipeline runs on; suspend: it ends, to be resumed; drain: for good"
-    )
-    bounded: Bounded = Field(
-        default=Bounded.cut, description="of a drain: cut bounded sources where they are, or finish reading them first"
-    )
-    path: str = Field(
-        default="", description="directory for the savepoint (s3://, file:// or a path); the pipeline's own if empty"
-    )
-    deadline: float = Field(default=600.0, gt=0, description="seconds that the pipeline may take")
-    retention: SavepointRetention | None = Field(default=None, description="of a schedule: which earlier savepoints it deletes")
+    stop: Stop = Stop.none
+    """`none`: the pipeline runs on. `suspend`: it ends with the savepoint, and the next run continues from it. `drain`: all
+    sources end first, every window is emitted, and the next run is a new start."""
+    bounded: Bounded = Bounded.cut
+    """Of a drain: `cut` ends bounded sources where they are; `finish` waits until they have been read to their end, while
+    unbounded sources go on, and drains then. `cut` by default."""
+    path: str = ""
+    """Directory in which the savepoint is made: `s3://...`, `file:///...` or an absolute path; by default the pipeline's own
+    `savepoints/`."""
+    deadline: float = Field(default=600.0, gt=0)
+    """Longest time that the pipeline may take, in seconds; 600 by default."""
+    retention: SavepointRetention | None = None
+    """Of a schedule: which of its earlier savepoints are deleted; None to delete none."""
 
 
 def savepoint_asset(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from pydantic import Field
 
 from dagster_checkpoints.errors import InvalidKey, InvalidStorageUrl
 from dagster_checkpoints.pipeline import Pipeline
@@ -23,14 +22,11 @@ if TYPE_CHECKING:
 
 
 class SavepointCheckConfig(KnownSettings, dg.Config):
-    """The savepoint that is checked.
+    """The savepoint that is checked."""
 
-    Args:
-        savepoint: A partition of the savepoint asset, or a savepoint's location, URL or path. By default the savepoint that the
-            same run has taken, else the newest one.
-    """
-
-    savepoint: str = Field(default="", description="partition, location, URL or path; the newest one if empty")
+    savepoint: str = ""
+    """A partition of the savepoint asset, or a savepoint's location, URL or path. By default the savepoint that the same run has
+    taken, else the newest one."""
 
 
 def savepoint_check(

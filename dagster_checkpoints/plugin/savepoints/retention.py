@@ -21,19 +21,16 @@ _STAMP = re.compile(r"\d{8}T\d{6}Z")
 
 
 class SavepointRetention(KnownSettings, dg.Config):
-    """Which earlier savepoints of a schedule are kept when it has taken a new one.
+    """Which earlier savepoints of a schedule are kept when it has taken a new one."""
 
-    Args:
-        made_by: Name of the schedule; other savepoints are not deleted.
-        prefix: Prefix of the names of its savepoints.
-        count: Number of newest savepoints that are kept; None for any number.
-        max_age: Largest age in seconds; older savepoints are deleted, except the newest one. None for any age.
-    """
-
-    made_by: str = Field(description="name of the schedule; other savepoints are not deleted")
-    prefix: str = Field(description="prefix of the names of its savepoints")
-    count: int | None = Field(default=None, ge=1, description="number of newest savepoints that are kept; null for any number")
-    max_age: float | None = Field(default=None, gt=0, description="seconds; older savepoints are deleted, except the newest one")
+    made_by: str
+    """Name of the schedule; other savepoints are not deleted."""
+    prefix: str
+    """Prefix of the names of its savepoints."""
+    count: int | None = Field(default=None, ge=1)
+    """Number of newest savepoints that are kept; None for any number."""
+    max_age: float | None = Field(default=None, gt=0)
+    """Largest age in seconds; older savepoints are deleted, except the newest one. None for any age."""
 
     def is_scheduled(self, partition: str) -> bool:
         """Whether the schedule gave this name: its prefix and a time stamp."""
