@@ -82,6 +82,12 @@ def _read(_: Sphinx, page: str, content: list[str]) -> None:
         content[0] = _add_docstrings(content[0])
 
 
+def _keep_sentence(_: Sphinx, what: str, name: str, described: object, options: object, lines: list[str]) -> None:
+    """In front of napoleon, which takes what is in front of the first colon of an attribute's text for its type."""
+    if what == "attribute":
+        lines.insert(0, "")
+
+
 def llms_txt() -> str:
     """The list of all pages for language models, as https://llmstxt.org describes it; the links lead to Markdown."""
     introduction = (ROOT / START).with_suffix(".md").read_text(encoding="utf-8").split("\n\n")[1].replace("\n", " ")
@@ -104,4 +110,5 @@ def _finish(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     sys.path.insert(0, str(ROOT))  # for autodoc
     app.connect("source-read", _read)
+    app.connect("autodoc-process-docstring", _keep_sentence, priority=400)
     app.connect("build-finished", _finish)
