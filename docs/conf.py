@@ -82,10 +82,18 @@ def _read(_: Sphinx, page: str, content: list[str]) -> None:
         content[0] = _add_docstrings(content[0])
 
 
-def _keep_sentence(_: Sphinx, what: str, name: str, described: object, options: object, lines: list[str]) -> None:
-    """In front of napoleon, which takes what is in front of the first colon of an attribute's text for its type."""
-    if what == "attribute":
-        lines.insert(0, "")
+class Sentences:
+    """The texts of attributes as they are: napoleon takes what is in front of the first colon for the attribute's type."""
+
+    def __init__(self) -> None:
+        self._before: list[str] = []
+
+    def keep(self, _: Sphinx, what: str, name: str, described: object, options: object, lines: list[str]) -> None:
+        self._before = list(lines)
+
+    def restore(self, _: Sphinx, what: str, name: str, described: object, options: object, lines: list[str]) -> None:
+        if what == "attribute":
+            lines[:] = self._before
 
 
 def llms_txt() -> str:
@@ -110,5 +118,7 @@ def _finish(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     sys.path.insert(0, str(ROOT))  # for autodoc
     app.connect("source-read", _read)
-    app.connect("autodoc-process-docstring", _keep_sentence, priority=400)
+    sentences = Sentences()
+    app.connect("autodoc-process-docstring", sentences.keep, priority=400)  # napoleon's is 500
+    app.connect("autodoc-process-docstring", sentences.restore, priority=600)
     app.connect("build-finished", _finish)
