@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
 
 from dagster_checkpoints.pipeline import Pipeline, bounded_source, stage
 from dagster_checkpoints.spark.errors import PlanRefusedError
@@ -209,3 +210,41 @@ def test_an_operator_that_would_lose_or_divide_rows_is_refused_by_name(lab: Any,
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_the_same_over_a_table_or_with_event_time_is_accepted(lab: Any, name: str) -> None:
     assert not check_plans(pipeline(lab, ACCEPTED[name]), lab.spark).failed
+
+
+KEYS = {
+    "v": "",
+    "CAST(v AS DOUBLE) AS v": "by v, a floating-point number",
+    "CAST(v AS FLOAT) AS v": "by v, a floating-point number",
+    "struct(k, array(CAST(v AS DOUBLE))) AS v": "by v, a floating-point number",
+    "CAST(CAST(v AS DOUBLE) + 0.0D AS STRING) AS v": "",
+}
+
+
+class Counts(StatefulProcessor):
+    """Without rows it is never called."""
+
+    def init(self, handle: Any) -> None:
+        handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        yield pd.DataFrame({"n": [1]})
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("processor", [False, True])
+@pytest.mark.parametrize("key", KEYS)
+def test_a_processor_by_a_number_of_which_spark_keeps_two_zeros_is_warned_of(lab: Any, key: str, processor: bool) -> None:
+    def update(key: Any, batches: Any, state: Any) -> Any:
+        yield pd.DataFrame({"n": [1]})
+
+    def function(rows: Any) -> Any:
+        grouped = rows.selectExpr(key, "ts").groupBy("v")
+        if processor:
+            return grouped.transformWithStateInPandas(Counts(), "n long", "Append", "None")
+        return grouped.applyInPandasWithState(update, "n long", "n long", "append", "NoTimeout")
+
+    report = check_plans(pipeline(lab, function), lab.spark)
+    found = [text for text in report.warnings if "floating-point" in text]
+    assert not report.failed and len(found) == bool(KEYS[key]) and all(KEYS[key] in text for text in found), report.warnings

@@ -17,6 +17,7 @@ every watermark of the plan that it was made of.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -73,6 +74,8 @@ _KEYS: dict[str, Callable[[Any], Iterable[Any]]] = {
     PROCESSOR: lambda node: list(items(node.child().output()))[: node.groupingAttributesLen()],
 }
 """By plan node with state, the columns of the key of its state."""
+_PROCESSORS = frozenset({"FlatMapGroupsInPandasWithState", PROCESSOR})
+"""The plan nodes of state that code in Python keeps."""
 _READS: dict[str, Callable[[Any], Iterable[Iterable[Any]]]] = {
     _AGGREGATE: lambda node: [items(node.groupingExpressions())],
     _JOIN: lambda node: [items(side.output()) for side in children(node)] if reads_streams(node) else [],
@@ -166,6 +169,48 @@ def check_operators(pipeline: Pipeline, call: StageCall, frame: DataFrame, *, di
             )
         if problem:
             raise PlanRefusedError(call.stage.name, call.context.instance, f"its result ({call.stage.location}) {problem}")
+
+
+def check_floating_keys(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataFrame]) -> list[str]:
+    """Find a stage's processors whose key is a floating-point number: Spark keeps its state by the bytes of the number.
+
+    An aggregation, a join and `dropDuplicates` get one form of zero and of NaN; the key of a processor stays as it is.
+
+    Args:
+        call: The stage.
+        frame: The stage's result.
+        arguments: The stage's inputs; their processors belong to earlier stages of the chain.
+
+    Returns:
+        A warning, or nothing.
+    """
+    found = _floating_keys(frame)
+    if len(found) <= sum(len(_floating_keys(given)) for given in arguments.values() if given.isStreaming):
+        return []
+    key = found[0]
+    return [
+        f"Stage {call.stage.name!r} ({call.stage.location}): it keeps state of a processor by {key}, a floating-point number. "
+        "Spark has one state for 0.0 and another one for -0.0, and may call the code once for each row of NaN, which "
+        "no other group of Spark does. Expected a key of another type: a decimal, or a text that is equal where the numbers are, "
+        f"(F.expr({key!r}) + F.lit(0.0)).cast('string'). If no key is -0.0 or NaN, nothing is wrong."
+    ]
+
+
+@once
+def _floating_keys(frame: DataFrame) -> list[str]:
+    """The floating-point numbers in keys of processors, also those inside of structures and arrays."""
+    processors = [each for each in analyzed_nodes(frame) if each.name in _PROCESSORS and each.of.isStreaming()]
+    keys = [key for each in processors for key in _KEYS[each.name](each.of)]
+    return [as_sql(key) for key in keys if _holds_floats(json.loads(key.dataType().json()))]
+
+
+def _holds_floats(kind: Any) -> bool:
+    """Whether a type, in Spark's JSON form, is or holds a floating-point number."""
+    if not isinstance(kind, dict):
+        return kind in ("float", "double")
+    if kind["type"] == "array":
+        return _holds_floats(kind["elementType"])
+    return kind["type"] == "struct" and any(_holds_floats(field["type"]) for field in kind["fields"])
 
 
 def check_event_time_columns(calls: Sequence[StageCall], outputs: Mapping[str, DataFrame]) -> None:

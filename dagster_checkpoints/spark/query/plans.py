@@ -48,6 +48,7 @@ from dagster_checkpoints.spark.query.join_checks import (
 from dagster_checkpoints.spark.query.operator_checks import (
     check_event_time_columns,
     check_event_time_moves,
+    check_floating_keys,
     check_operators,
     check_optimized,
 )
@@ -194,6 +195,7 @@ def build_plan(
             _check_supported(pipeline, call, frame, position)
             if arguments:
                 warnings += check_null_keys(call, frame, arguments)
+                warnings += check_floating_keys(call, frame, arguments)
             if arguments and not pipeline.is_bounded(call.stage.name):
                 warnings += check_joins(call, frame, arguments)
             check_join_keys(call, frame)
