@@ -164,14 +164,15 @@ def health_of(
     Args:
         state: content of `state.json`.
         status: content of `status.json`; None if there is none. That of an earlier run does not count.
-        memory: of the look before; an empty one finds only what a single look can see.
+        memory: of the look before; an empty one finds only what a single look can see. One of a later time, before the clock was
+            set back, counts as empty.
         thresholds: from when it is unhealthy.
         now: the present time.
     """
     if state.lease is None:
         failed = state.job.status == "FAILED"
         return ([HealthProblem("failed", "error", describe_end(state))] if failed else []), HealthMemory()
-    if memory.epoch != state.epoch:
+    if memory.epoch != state.epoch or _is_later(memory, now):
         memory = HealthMemory(epoch=state.epoch)
     status = status if status is not None and status.epoch == state.epoch else None
     problems = list(_silent(state, status, now))
@@ -181,6 +182,11 @@ def health_of(
         problems += _found(status, memory, sample, thresholds)
         memory = _remembered(memory, sample)
     return sorted(problems, key=lambda problem: problem.severity != "error"), memory
+
+
+def _is_later(memory: HealthMemory, now: datetime) -> bool:
+    """Whether the clock was set back since the latest look: no age could be told from it, and no look be added, for so long."""
+    return bool(memory.samples) and memory.samples[-1].at - now.timestamp() > APART_SECONDS
 
 
 def _remembered(memory: HealthMemory, sample: Sample) -> HealthMemory:

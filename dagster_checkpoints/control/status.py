@@ -249,7 +249,7 @@ class PipelineStatus(WithMoments, frozen=True, kw_only=True):
         phase: what the run does.
         sequence: grows with every status that this owner writes.
         updated_at: wall clock of the owner when it wrote the status.
-        started_at: wall clock of the owner when the run started.
+        started_at: when the run started: its difference to ``updated_at`` is the age of the run, also after the clock was set.
         interval: seconds until the next status; if that is far overdue, the owner is busy or dead.
         roots: tasks from which a checkpoint would start now.
         chains: the stages of each chain.

@@ -252,6 +252,19 @@ def test_looks_that_are_close_together_count_once_and_the_memory_is_limited() ->
     assert memory == HealthMemory(epoch=5), "of another run"
 
 
+def test_after_the_clock_was_set_back_the_memory_begins_again() -> None:
+    memory = HealthMemory()
+    for minute in (0, 1):
+        _, memory = health_of(state(), status(one(late=1000)), memory, ALL, NOW + timedelta(minutes=minute))
+    problems: list[HealthProblem] = []
+    for minute in range(5):
+        look = status(one(late=1000 + 60 * minute), attempt=1 + minute)
+        problems, memory = health_of(state(), look, memory, ALL, NOW - timedelta(minutes=60 - minute))
+    assert [problem.name for problem in problems] == ["restarts"], "60 late rows in each look"
+    assert problems[0].text == "the job was restarted 4 times in the last 4 minutes"
+    assert len(memory.samples) == 5
+
+
 def test_errors_come_before_warnings() -> None:
     assert found(status(last_checkpoint=checkpoint(400, duration=9.0))) == ["checkpoint_intervals", "slow_checkpoint"]
 

@@ -144,10 +144,9 @@ class HistoryRecorder:
     """
 
     def __init__(self, pipeline: Pipeline, options: JobOptions, run_id: str, started_at: datetime, epoch: int) -> None:
-        self._started_at = started_at
         self._epoch = epoch
         self._stop = ""
-        self._sampled_at: datetime | None = None
+        self._sampled_at: float | None = None
         self._checkpoints: list[CheckpointEntry] = []
         self._samples: list[HistorySample] = []
         self._events = [
@@ -226,11 +225,11 @@ class HistoryRecorder:
             self._events.append(EventEntry(at=status.updated_at, epoch=status.epoch, kind="stopping", text=how))
         if not status.stages:
             return
-        age = (status.updated_at - self._started_at).total_seconds()
+        age = (status.updated_at - status.started_at).total_seconds()  # not changed by a clock that jumps
         pause = min(_LONGEST_PAUSE, age * _SHARE)
-        if self._sampled_at is not None and (status.updated_at - self._sampled_at).total_seconds() < pause:
+        if self._sampled_at is not None and age - self._sampled_at < pause:
             return
-        self._sampled_at = status.updated_at
+        self._sampled_at = age
         stages = {stage.name: _sample(stage) for stage in status.stages}
         self._samples.append(HistorySample(status.updated_at, status.epoch, stages))
 

@@ -93,8 +93,7 @@ class StatusReporter:
         self._metrics = metrics
         self._monotonic = clocks.monotonic
         self._wall = clocks.wall
-        self._started_at = clocks.wall()
-        self._due = clocks.monotonic()
+        self._began = self._due = clocks.monotonic()
         self._sequence = 0
         self._phase: Phase | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="status")
@@ -103,7 +102,7 @@ class StatusReporter:
         ownership = storage.ownership
         assert ownership is not None
         self._epoch = ownership.epoch
-        self._recorder = HistoryRecorder(pipeline, options, run_id, self._started_at, self._epoch)
+        self._recorder = HistoryRecorder(pipeline, options, run_id, clocks.wall(), self._epoch)
         self._history = HistoryWriter(storage, self._epoch, log, clocks.monotonic)
 
     def observing(self, on_event: Callable[[JobEvent], None]) -> Callable[[JobEvent], None]:
@@ -161,14 +160,15 @@ class StatusReporter:
         ownership = self._storage.ownership
         assert ownership is not None
         self._sequence += 1
+        now = self._wall()
         status = PipelineStatus(
             pipeline=self._pipeline.name,
             run_id=self._run_id,
             epoch=self._epoch,
             phase=phase,
             sequence=self._sequence,
-            updated_at=self._wall(),
-            started_at=self._started_at,
+            updated_at=now,
+            started_at=now - timedelta(seconds=self._monotonic() - self._began),
             job_id=ownership.job_id,
             interval=self._seconds,
         )

@@ -141,16 +141,18 @@ def test_the_events_of_a_run() -> None:
     assert not made.take()
 
 
-def test_samples_are_frequent_at_the_beginning_and_rare_later() -> None:
+@pytest.mark.parametrize("jump", [timedelta(hours=-1), timedelta(0), timedelta(hours=1)])
+def test_samples_are_frequent_at_the_beginning_and_rare_later(jump: timedelta) -> None:
     made = recorder()
     for seconds in range(0, 4 * 3600, 5):
         stage = StageStatus(name="live", finished=False, rows=seconds)
-        at = AT + timedelta(seconds=seconds)
+        start = AT if seconds < 3600 else AT + jump
+        at = start + timedelta(seconds=seconds)
         status = PipelineStatus(
-            pipeline="flights", run_id="a", epoch=7, phase="running", sequence=1, updated_at=at, started_at=AT, stages=(stage,)
+            pipeline="flights", run_id="a", epoch=7, phase="running", sequence=1, updated_at=at, started_at=start, stages=(stage,)
         )
         made.sampled(status)
-    found = [(sample.at - AT).total_seconds() for sample in made.take().samples]
+    found = [sample.stages["live"].rows or 0 for sample in made.take().samples]
     gaps = [later - earlier for earlier, later in pairwise(found)]
     assert found[:3] == [0, 5, 10] and gaps == sorted(gaps) and gaps[-1] == 60
     assert len(found) < 500

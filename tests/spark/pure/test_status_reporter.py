@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dagster_checkpoints.control.clocks import Clocks
-from dagster_checkpoints.control.status import InstanceStatus, PipelineStatus, StageStatus
+from dagster_checkpoints.control.status import InstanceStatus, PipelineStatus, StageStatus, read_status
 from dagster_checkpoints.coordination.config import CheckpointConfig
 from dagster_checkpoints.coordination.coordinator import CheckpointCoordinator
 from dagster_checkpoints.coordination.events import Acknowledged, CheckpointRequested, MetadataWriteFailed, TaskStateChanged
@@ -58,6 +58,22 @@ def test_a_change_of_the_phase_is_written_behind_a_slow_write(tmp_path: Any, mon
     reporter.close(None)
     assert [status.phase for status in written] == ["running", "restarting", "ended"]
     assert [status.sequence for status in written] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("jump", [timedelta(hours=-1), timedelta(0), timedelta(hours=1)])
+def test_a_clock_that_jumps_changes_no_age(tmp_path: Any, jump: timedelta) -> None:
+    pipeline = Pipeline("jumping", [live])
+    storage = CheckpointStorage(open_store(str(tmp_path)), pipeline.name)
+    storage.acquire(Owner(run_id="a run", host="a host", pid=1))
+    passed, jumped = 0.0, timedelta(0)
+    clocks = Clocks(lambda: 50.0 + passed, lambda: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=passed) + jumped)
+    reporter = StatusReporter(pipeline, storage, "a run", OPTIONS, logging.getLogger(), clocks=clocks)
+    passed, jumped = 20.0, jump
+    reporter.report("running")
+    reporter.close(None)
+    status = read_status(storage)
+    assert status is not None and status.updated_at == datetime(2026, 1, 1, 0, 0, 20, tzinfo=UTC) + jump
+    assert status.updated_at - status.started_at == timedelta(seconds=20)
 
 
 def test_a_checkpoint_under_way_names_the_tasks_that_it_waits_for() -> None:
