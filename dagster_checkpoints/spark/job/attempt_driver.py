@@ -30,6 +30,7 @@ from dagster_checkpoints.spark.job.spark_start import prove_work_directory, star
 from dagster_checkpoints.spark.job.split_discovery import SplitDiscovery
 from dagster_checkpoints.spark.session.session_life import session_end
 from dagster_checkpoints.spark.session.spark_session import check_session
+from dagster_checkpoints.spark.session.work_directory import WorkDirectoryError, unusable_directory
 from dagster_checkpoints.spark.snapshots.restored_state import Restored
 from dagster_checkpoints.spark.snapshots.uploads import SnapshotUploader
 from dagster_checkpoints.spark.tasks.messages import (
@@ -206,8 +207,9 @@ class AttemptDriver:
                 raise ended from error  # whatever the error is, another attempt would have the same
             if isinstance(error, CorruptStateFile | MissingStateFile):
                 return on.DeployFailed(failure_of(error), unusable=True)
-            # OSError: of the work directory, such as a full disk.
-            if isinstance(error, StageError | StorageUnavailable | OSError):
+            if isinstance(error, OSError):  # such as a full disk
+                error = unusable_directory(self._runtime.work, error)
+            if isinstance(error, StageError | StorageUnavailable | WorkDirectoryError):
                 return on.DeployFailed(failure_of(error), may_pass=True)
             raise
         if action.vertices is not None and self.deployment is not None:

@@ -31,7 +31,7 @@ SHARED_REMEDY = (
 
 
 class WorkDirectoryError(DagsterCheckpointsError):
-    """The setting for the work directory has a value that is not supported, or is missing where it is required."""
+    """The setting for the work directory has a value that is not supported, or is missing; or the directory cannot be used."""
 
 
 class WorkDirectoryNotSharedError(DagsterCheckpointsError):
@@ -118,6 +118,17 @@ def check_work_directory_named(master: str, *, named: bool) -> None:
         f"expected work_directory to be set, since Spark's master is {master}: executors on other machines do not see this "
         f"machine's directory for temporary files, which is the default. {SHARED_REMEDY}"
     )
+
+
+def unusable_directory(directory: WorkDirectory, error: OSError) -> WorkDirectoryError:
+    """The error of a run whose tasks cannot be built in the work directory, with the remedy."""
+    found = WorkDirectoryError(
+        f"expected to create the files of the stages' queries in the work directory {directory}, found: {error}. Check that it "
+        "is a directory that may be written, that its disk is not full, and that no other program deletes its files; or choose "
+        "another work_directory. Nothing is lost: what no checkpoint has committed is read again"
+    )
+    found.__cause__ = error
+    return found
 
 
 class WorkDirectory:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import subprocess
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from dagster_checkpoints.spark.job.attempt_driver import AttemptDriver
 from dagster_checkpoints.spark.job.job_driver import JobDriver
 from dagster_checkpoints.spark.job.runtime import failure_of
 from dagster_checkpoints.spark.session.session_life import SparkEndedError, session_end
+from dagster_checkpoints.spark.session.work_directory import WorkDirectory, WorkDirectoryError
 from dagster_checkpoints.spark.tasks.messages import TaskRaised
 from dagster_checkpoints.spark.tasks.source_task import BatchTask
 from dagster_checkpoints.spark.tasks.stage_errors import StageErrors
@@ -125,7 +128,8 @@ def test_no_other_attempt_is_built_in_a_session_that_has_ended(error: Exception,
     def deploy(*_: Any) -> None:
         raise error
 
-    parts = {"_attempts": SimpleNamespace(deploy=deploy), "deployment": None}
+    work = SimpleNamespace(work="/work")
+    parts = {"_attempts": SimpleNamespace(deploy=deploy), "_runtime": work, "deployment": None}
     action = do.Deploy(2, None)
     with pytest.raises(SparkEndedError) as raised:
         driver_with(session(REFUSED), **parts).deploy(action, None, 1)
@@ -138,6 +142,28 @@ def test_no_other_attempt_is_built_in_a_session_that_has_ended(error: Exception,
         event = living.deploy(action, None, 1)
         assert isinstance(event, on.DeployFailed) and event.unusable == isinstance(error, CorruptStateFile)
         assert event.may_pass != event.unusable
+
+
+@pytest.mark.parametrize("kind", ["a file in its place", "full"])
+def test_a_work_directory_that_cannot_be_used_is_named_with_the_remedy(tmp_path: Any, kind: str) -> None:
+    place = tmp_path / "work"
+    work = WorkDirectory(place, tmp_path, "h")
+
+    def deploy(*_: Any) -> None:
+        if kind == "full":
+            raise OSError(errno.ENOSPC, "No space left on device", str(place / "offsets"))
+        place.touch()
+        work.create(1, 1)
+
+    driver = driver_with(
+        session(), _attempts=SimpleNamespace(deploy=deploy), _runtime=SimpleNamespace(work=work), deployment=None
+    )
+    event = driver.deploy(do.Deploy(1, None), None, 1)
+    assert isinstance(event, on.DeployFailed) and event.may_pass and not event.failure.repeats
+    assert isinstance(event.failure.error, WorkDirectoryError)
+    found = "Not a directory" if kind != "full" else "No space left on device"
+    text = rf"queries in the work directory {place}, found: .*{found}.* choose another work_directory"
+    assert re.search(text, event.failure.message)
 
 
 def test_a_loop_that_fails_ends_its_work_also_if_spark_has_ended() -> None:
