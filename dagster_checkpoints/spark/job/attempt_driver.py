@@ -207,9 +207,9 @@ class AttemptDriver:
                 raise ended from error  # whatever the error is, another attempt would have the same
             if isinstance(error, CorruptStateFile | MissingStateFile):
                 return on.DeployFailed(failure_of(error), unusable=True)
-            if isinstance(error, OSError):  # such as a full disk
+            if isinstance(error, OSError) and not isinstance(error, ConnectionError):  # such as a full disk
                 error = unusable_directory(self._runtime.work, error)
-            if isinstance(error, StageError | StorageUnavailable | WorkDirectoryError):
+            if isinstance(error, StageError | StorageUnavailable | WorkDirectoryError | OSError):
                 return on.DeployFailed(failure_of(error), may_pass=True)
             raise
         if action.vertices is not None and self.deployment is not None:
