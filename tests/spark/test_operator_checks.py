@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
@@ -248,3 +248,53 @@ def test_a_processor_by_a_number_of_which_spark_keeps_two_zeros_is_warned_of(lab
     report = check_plans(pipeline(lab, function), lab.spark)
     found = [text for text in report.warnings if "floating-point" in text]
     assert not report.failed and len(found) == bool(KEYS[key]) and all(KEYS[key] in text for text in found), report.warnings
+
+
+class Keeps(StatefulProcessor):
+    """Keeps a row's map, as the map that it is or as the list of pairs as which Spark gives it."""
+
+    def __init__(self, columns: str, *, made: bool = True) -> None:
+        self.columns, self.made = columns, made
+
+    def init(self, handle: Any) -> None:
+        self.state = handle.getValueState("kept", self.columns)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        for row in rows:
+            self.state.update((dict(row.m) if self.made else row.m,))
+            yield Row(found=str(self.state.get()[0]))
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "warned"),
+    [
+        ("m map<string,long>", "map(k, v)", True),
+        ("m array<map<string,long>>", "array(map(k, v))", True),
+        ("m map<string,long>", "v", False),
+        ("m long", "map(k, v)", False),
+    ],
+)
+def test_a_map_of_a_row_that_a_state_would_keep_as_null_is_warned_of(lab: Any, columns: str, row: str, warned: bool) -> None:
+    def function(rows: Any) -> Any:
+        grouped = rows.selectExpr("k", "ts", f"{row} AS m").groupBy("k")
+        return grouped.transformWithState(Keeps(columns), "found string", "Append", "None")
+
+    report = check_plans(pipeline(lab, function), lab.spark)
+    found = [text for text in report.warnings if "holds null" in text]
+    assert not report.failed and len(found) == warned, report.warnings
+    assert all(f"(value kept struct<{columns.replace(' ', ':', 1).replace('long', 'bigint')}>)" in text for text in found), found
+
+
+def test_spark_keeps_null_for_a_map_that_a_row_gave(lab: Any) -> None:
+    """The reason of the warning: without this its text would be wrong."""
+    lab.put("in", "k string, ts timestamp, v long", [("a", lab.at(0), 7)])
+    found = {}
+    for made in (False, True):
+        rows = lab.stream("in", "k string, ts timestamp, v long").selectExpr("k", "map(k, v) AS m").groupBy("k")
+        kept = rows.transformWithState(Keeps("m map<string,long>", made=made), "found string", "Append", "None")
+        query = kept.writeStream.format("memory").queryName(f"kept_{made}").trigger(availableNow=True)
+        query.option("checkpointLocation", str(lab.folder / f"kept-{made}")).start().awaitTermination()
+        found[made] = [row.found for row in lab.spark.table(f"kept_{made}").collect()]
+    assert found == {False: ["None"], True: ["{'a': 7}"]}

@@ -27,6 +27,7 @@ from dagster_checkpoints.pipeline import Pipeline, watermark_reach
 from dagster_checkpoints.spark.errors import EventTimeHeldBackError, PlanRefusedError
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.column_origins import as_sql
+from dagster_checkpoints.spark.query.declared_states import declared_states, processor_of
 from dagster_checkpoints.spark.query.error_text import advice_on_event_time
 from dagster_checkpoints.spark.query.fused_plans import RefusedAtStage, refused_plan, watermark_nodes
 from dagster_checkpoints.spark.query.join_checks import is_outer
@@ -75,7 +76,7 @@ _KEYS: dict[str, Callable[[Any], Iterable[Any]]] = {
 }
 """By plan node with state, the columns of the key of its state."""
 _PROCESSORS = frozenset({"FlatMapGroupsInPandasWithState", PROCESSOR})
-"""The plan nodes of state that code in Python keeps."""
+"""The plan nodes whose state is kept by code in Python."""
 _READS: dict[str, Callable[[Any], Iterable[Iterable[Any]]]] = {
     _AGGREGATE: lambda node: [items(node.groupingExpressions())],
     _JOIN: lambda node: [items(side.output()) for side in children(node)] if reads_streams(node) else [],
@@ -171,10 +172,8 @@ def check_operators(pipeline: Pipeline, call: StageCall, frame: DataFrame, *, di
             raise PlanRefusedError(call.stage.name, call.context.instance, f"its result ({call.stage.location}) {problem}")
 
 
-def check_floating_keys(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataFrame]) -> list[str]:
-    """Find a stage's processors whose key is a floating-point number: Spark keeps its state by the bytes of the number.
-
-    An aggregation, a join and `dropDuplicates` get one form of zero and of NaN; the key of a processor stays as it is.
+def check_processors(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataFrame]) -> list[str]:
+    """Find a stage's processors whose state Spark keeps in another way than the code means it, without an error.
 
     Args:
         call: The stage.
@@ -182,26 +181,43 @@ def check_floating_keys(call: StageCall, frame: DataFrame, arguments: Mapping[st
         arguments: The stage's inputs; their processors belong to earlier stages of the chain.
 
     Returns:
-        A warning, or nothing.
+        Warnings.
     """
-    found = _floating_keys(frame)
-    if len(found) <= sum(len(_floating_keys(given)) for given in arguments.values() if given.isStreaming):
-        return []
-    key = found[0]
-    return [
-        f"Stage {call.stage.name!r} ({call.stage.location}): it keeps state of a processor by {key}, a floating-point number. "
-        "Spark has one state for 0.0 and another one for -0.0, and may call the code once for each row of NaN, which "
-        "no other group of Spark does. Expected a key of another type: a decimal, or a text that is equal where the numbers are, "
-        f"(F.expr({key!r}) + F.lit(0.0)).cast('string'). If no key is -0.0 or NaN, nothing is wrong."
-    ]
+    found = _odd_states(frame)
+    earlier = sum(len(_odd_states(given)) for given in arguments.values() if given.isStreaming)
+    return [f"Stage {call.stage.name!r} ({call.stage.location}): {text}" for text in found[: len(found) - earlier]]
 
 
 @once
-def _floating_keys(frame: DataFrame) -> list[str]:
-    """The floating-point numbers in keys of processors, also those inside of structures and arrays."""
+def _odd_states(frame: DataFrame) -> list[str]:
+    """What is odd in the states of a plan's processors; the plan's last operator is the first one."""
     processors = [each for each in analyzed_nodes(frame) if each.name in _PROCESSORS and each.of.isStreaming()]
-    keys = [key for each in processors for key in _KEYS[each.name](each.of)]
-    return [as_sql(key) for key in keys if _holds_floats(json.loads(key.dataType().json()))]
+    return [text for each in processors for text in (*_floating_keys(each), *_states_of_maps(each))]
+
+
+def _floating_keys(processor: PlanNode) -> Iterable[str]:
+    """An aggregation, a join and `dropDuplicates` get one form of zero and of NaN; the key of a processor stays as it is."""
+    for key in _KEYS[processor.name](processor.of):
+        if _holds_floats(json.loads(key.dataType().json())):
+            yield (
+                f"it keeps state of a processor by {as_sql(key)}, a floating-point number. Spark has one state for 0.0 and "
+                "another one for -0.0, and may call the code once for each row of NaN, which no other group of Spark does. "
+                "Expected a key of another type: a decimal, or a text that is equal where the numbers are, "
+                f"(F.expr({as_sql(key)!r}) + F.lit(0.0)).cast('string'). If no key is -0.0 or NaN, nothing is wrong."
+            )
+
+
+def _states_of_maps(processor: PlanNode) -> Iterable[str]:
+    """A row has a map as a list of pairs, which a state with a map takes, and keeps as null."""
+    if processor.name != PROCESSOR or not any('"map"' in each.dataType().json() for each in items(processor.of.child().output())):
+        return
+    for state in declared_states(processor_of(processor.of)):
+        if "map<" in state:
+            yield (
+                f"its processor keeps a map in its state ({state}), and reads rows with a map. Spark gives a row's map as a "
+                "list of pairs, and a state that is updated with such a list holds null. Expected dict(row.name) in the place of "
+                "row.name. If the state gets other maps only, nothing is wrong."
+            )
 
 
 def _holds_floats(kind: Any) -> bool:

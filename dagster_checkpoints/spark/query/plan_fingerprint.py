@@ -24,12 +24,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.types import StructType
-
 from dagster_checkpoints.files.urls import url_scheme
 from dagster_checkpoints.spark.files.hadoop_path import HadoopFileSystem
 from dagster_checkpoints.spark.query.channel_sources import ENDED, INPUT_OPTION, RECORDS, WATERMARKS
 from dagster_checkpoints.spark.query.column_origins import column_origins, traced
+from dagster_checkpoints.spark.query.declared_states import declared_states, processor_of
 from dagster_checkpoints.spark.query.file_index import without_host
 from dagster_checkpoints.spark.query.plan_nodes import analyzed, analyzed_nodes, children, nodes, once
 from dagster_checkpoints.spark.query.plan_text import Node, as_written, parse, plan_json, type_text
@@ -376,8 +375,8 @@ def _groups_with_state(node: Node, of: Any) -> str:
 def _transform_with_state(node: Node, of: Any) -> str:
     child = node.children[0]
     keys = column_origins(child)[: int(node.fields.get("groupingAttributesLen") or 0)]
-    processor = _processor(of)
-    states = ", ".join(_declared_states(processor)) if processor is not None else "unknown"
+    processor = processor_of(of)
+    states = ", ".join(declared_states(processor)) if processor is not None else "unknown"
     # Not its qualified name: a class that is sent by value may lose the name of the function in which it is defined.
     name = type(processor).__name__ if processor is not None else "an unknown processor"
     return (
@@ -404,63 +403,3 @@ def _operator(node: Node, objects: Sequence[Any]) -> str:
         return _KINDS.get(node.kind, _join)(node, objects[node.number])
     except RecursionError:
         return f"{node.kind}, whose expressions are nested too deeply to be compared"
-
-
-# transformWithState: the processor itself declares its state
-
-
-def _processor(of: Any) -> Any:
-    """A copy of the user's processor, taken from the function that Spark sends to its workers; None if it is not found."""
-    from pyspark import SparkContext
-    from pyspark.serializers import CPickleSerializer
-
-    context = SparkContext._active_spark_context
-    assert context is not None
-    with contextlib.suppress(Exception):  # a release of Spark may wrap the function in another way
-        command = of.functionExpr().func().command().toArray(context._jvm.scala.reflect.ClassTag.Byte())  # type: ignore[union-attr]
-        function, _ = CPickleSerializer().loads(bytes(command))
-        return function.__self__._stateful_processor
-    return None
-
-
-class _StateRecorder:
-    """Replaces the `StatefulProcessorHandle` and records the states that a processor requests."""
-
-    def __init__(self) -> None:
-        self.declared: list[str] = []
-
-    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> None:
-        self.declared.append(f"value {stateName} {_schema(schema)}{_ttl(ttlDurationMs)}")
-
-    def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> None:
-        self.declared.append(f"list {stateName} {_schema(schema)}{_ttl(ttlDurationMs)}")
-
-    def getMapState(
-        self,
-        stateName: str,
-        userKeySchema: Any,
-        valueSchema: Any,
-        ttlDurationMs: int | None = None,
-    ) -> None:
-        self.declared.append(f"map {stateName} {_schema(userKeySchema)} -> {_schema(valueSchema)}{_ttl(ttlDurationMs)}")
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *arguments, **options: None  # timers and deletions of state declare nothing
-
-
-def _declared_states(processor: Any) -> list[str]:
-    """The states that a processor's `init` declares. Spark calls it in the driver for the same purpose."""
-    recorder = _StateRecorder()
-    with contextlib.suppress(Exception):  # `init` may need more than a recorder; its earlier declarations are recorded
-        processor.init(recorder)
-    with contextlib.suppress(Exception):
-        processor.close()
-    return sorted(recorder.declared)
-
-
-def _schema(schema: Any) -> str:
-    return (StructType.fromDDL(schema) if isinstance(schema, str) else schema).simpleString()
-
-
-def _ttl(ms: int | None) -> str:
-    return f", kept {ms} ms" if ms else ""

@@ -48,9 +48,9 @@ from dagster_checkpoints.spark.query.join_checks import (
 from dagster_checkpoints.spark.query.operator_checks import (
     check_event_time_columns,
     check_event_time_moves,
-    check_floating_keys,
     check_operators,
     check_optimized,
+    check_processors,
 )
 from dagster_checkpoints.spark.query.operators import fires_by_the_clock, keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import (
@@ -195,7 +195,7 @@ def build_plan(
             _check_supported(pipeline, call, frame, position)
             if arguments:
                 warnings += check_null_keys(call, frame, arguments)
-                warnings += check_floating_keys(call, frame, arguments)
+                warnings += check_processors(call, frame, arguments)
             if arguments and not pipeline.is_bounded(call.stage.name):
                 warnings += check_joins(call, frame, arguments)
             check_join_keys(call, frame)
