@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
-    """Runs pipelines under consistent checkpoints, and holds their settings, described one by one. In YAML None is `null`.
+    """Runs pipelines under consistent checkpoints, and holds their settings. In YAML None is `null`.
 
     Raises:
         pydantic.ValidationError: A setting is outside its range.
