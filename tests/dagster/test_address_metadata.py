@@ -21,5 +21,6 @@ def test_what_is_elsewhere_is_shown_as_its_url(url: str) -> None:
 
 def test_the_editor_of_a_runs_configuration_shows_what_the_resource_is_and_not_its_whole_documentation() -> None:
     definition = CheckpointCoordinatorResource().get_resource_definition()
-    assert definition.description == "Runs pipelines under consistent checkpoints, and holds their settings. In YAML None is `null`."
+    expected = "Runs pipelines under consistent checkpoints, and holds their settings. In YAML None is `null`."
+    assert definition.description == expected
     assert definition is not None and definition.config_schema.config_type.fields["interval"].description
