@@ -56,9 +56,8 @@ def measure(environment: Environment) -> Iterator[Measure]:
             ratio = median(took.copies) / median(took.savepoints)
             yield at_least(PART, f"{size} of state: speed against a plain parallel copy", ratio, "", 0.5)
         yield Measure(PART, f"{size} of state: drain request to FINISHED", took.drain, "s", note="emits all of the state")
-    for pause, how in ((PAUSE_SECONDS, "a second apart"), (0.0, "without a pause")):
-        lost = lost_throughput(environment, pause)
-        what = f"throughput lost while savepoints of 100 MB are written, {how}"
+    for pause, lost in lost_throughput(environment, (PAUSE_SECONDS, 0.0)).items():
+        what = f"throughput lost while savepoints of 100 MB are written, {'a second apart' if pause else 'without a pause'}"
         note = f"{lost.savepoints} savepoints; {100 * lost.processor:.0f} % of the processor time is theirs"
         share = 100 * lost.throughput  # without a pause a faster savepoint would lose more: more of them are written
         yield below(PART, what, share, "%", 10, note) if pause else Measure(PART, what, share, "%", note=note)
@@ -115,15 +114,18 @@ class Lost:
     savepoints: int
 
 
-def lost_throughput(environment: Environment, pause: float) -> Lost:
-    """The share of a computation's throughput that is lost while savepoints of an independent stage are taken, with pauses."""
+def lost_throughput(environment: Environment, pauses: Sequence[float]) -> dict[float, Lost]:
+    """What is lost while savepoints of an independent stage are taken, by the seconds between two of them."""
     rows = computation.generate(environment.spark, environment.cache, min(environment.rows, RUNNING_ROWS))
-    rounds = [[_beside(environment, rows, each) for each in (None, pause)] for _ in range(environment.repeats)]
-    return Lost(
-        median(1 - without.seconds / during.seconds for without, during in rounds),
-        median(1 - without.processor / during.processor for without, during in rounds),
-        rounds[-1][1].savepoints,
-    )
+    rounds = [{each: _beside(environment, rows, each) for each in (None, *pauses)} for _ in range(environment.repeats)]
+    return {
+        pause: Lost(
+            median(1 - each[None].seconds / each[pause].seconds for each in rounds),
+            median(1 - each[None].processor / each[pause].processor for each in rounds),
+            rounds[-1][pause].savepoints,
+        )
+        for pause in pauses
+    }
 
 
 def _beside(environment: Environment, rows: Rows, pause: float | None) -> Passed:

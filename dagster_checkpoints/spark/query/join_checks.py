@@ -27,6 +27,7 @@ from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.query.column_origins import as_sql
 from dagster_checkpoints.spark.query.fused_plans import refused_plan
 from dagster_checkpoints.spark.query.plan_nodes import (
+    added,
     is_event_time,
     is_time_column,
     items,
@@ -115,8 +116,8 @@ def check_joins(call: StageCall, frame: DataFrame, arguments: Mapping[str, DataF
         frame: The stage's result.
         arguments: The stage's inputs; their joins belong to earlier stages of the chain.
     """
-    kept = _kept_sides(frame)
-    if not kept or len(kept) <= sum(len(_kept_sides(given)) for given in arguments.values() if given.isStreaming):
+    kept = added(_kept_sides, frame, arguments.values())
+    if not kept:
         return []
     sides = " and ".join(dict.fromkeys(each.side for each in kept))
     return [
@@ -138,8 +139,8 @@ def check_null_keys(call: StageCall, frame: DataFrame, arguments: Mapping[str, D
         frame: The stage's result.
         arguments: The stage's inputs; their joins belong to earlier stages of the chain.
     """
-    found = _null_keys(frame)
-    if len(found) <= sum(len(_null_keys(given)) for given in arguments.values() if given.isStreaming):
+    found = added(_null_keys, frame, arguments.values())
+    if not found:
         return []
     how, keys = found[0]
     missing = " AND ".join(f"{key} IS NOT NULL" for key in keys)

@@ -34,6 +34,7 @@ from dagster_checkpoints.spark.query.join_checks import is_outer
 from dagster_checkpoints.spark.query.operators import WITH_STATE, keeping_state
 from dagster_checkpoints.spark.query.plan_nodes import (
     PlanNode,
+    added,
     analyzed,
     analyzed_nodes,
     children,
@@ -183,14 +184,13 @@ def check_processors(call: StageCall, frame: DataFrame, arguments: Mapping[str, 
     Returns:
         Warnings.
     """
-    found = _odd_states(frame)
-    earlier = sum(len(_odd_states(given)) for given in arguments.values() if given.isStreaming)
-    return [f"Stage {call.stage.name!r} ({call.stage.location}): {text}" for text in found[: len(found) - earlier]]
+    found = added(_odd_states, frame, arguments.values())
+    return [f"Stage {call.stage.name!r} ({call.stage.location}): {text}" for text in found]
 
 
 @once
 def _odd_states(frame: DataFrame) -> list[str]:
-    """What is odd in the states of a plan's processors; the plan's last operator is the first one."""
+    """What is odd in the states of a plan's processors."""
     processors = [each for each in analyzed_nodes(frame) if each.name in _PROCESSORS and each.of.isStreaming()]
     return [text for each in processors for text in (*_floating_keys(each), *_states_of_maps(each))]
 

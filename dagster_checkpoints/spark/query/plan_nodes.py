@@ -52,6 +52,23 @@ def once(function: Callable[[DataFrame], _T]) -> Callable[[DataFrame], _T]:
     return call
 
 
+def added(find: Callable[[DataFrame], list[_T]], frame: DataFrame, inputs: Iterable[DataFrame]) -> list[_T]:
+    """What a plan has more than its streaming inputs, which are parts of it: what they have belongs to earlier stages.
+
+    Args:
+        find: Finds something in a plan, each time that it is there.
+        frame: A stage's result.
+        inputs: The stage's inputs.
+    """
+    left = list(find(frame))
+    earlier = [each for given in inputs if given.isStreaming for each in find(given)]
+    number = len(left) - len(earlier)
+    for each in earlier:
+        if each in left:  # the optimizer may have changed it
+            left.remove(each)
+    return left[: max(number, 0)]
+
+
 def children(plan: Any) -> Iterator[Any]:
     """A node's children, from left to right."""
     return items(plan.children())
