@@ -9,7 +9,7 @@ import json
 import re
 import zipfile
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from dagster_checkpoints.spark.errors import SnapshotError
@@ -52,6 +52,11 @@ def is_of_later_batch(path: str, batch_id: int) -> bool:
     return version is not None and path.startswith("state/") and int(version[1]) > batch_id + 1
 
 
+def is_version(name: str) -> bool:
+    """Whether a file of a state store holds a version of it, or the changes that lead to one."""
+    return _VERSION_FILE.match(name) is not None
+
+
 def is_immutable(path: str) -> bool:
     """Whether a version's .zip names the file."""
     return path.rpartition("/")[0].rpartition("/")[2] in IMMUTABLE
@@ -59,7 +64,7 @@ def is_immutable(path: str) -> bool:
 
 def is_state_of_version(path: str) -> bool:
     """Whether a file holds rows of state: no restore changes it, as it does with some files of logs and descriptions."""
-    return path.startswith("state/") and (is_immutable(path) or _VERSION_FILE.match(path.rpartition("/")[2]) is not None)
+    return path.startswith("state/") and (is_immutable(path) or is_version(path.rpartition("/")[2]))
 
 
 def needed_files(paths: Collection[str], batch_id: int, named_in: Callable[[str], set[str]], where: str) -> list[str]:
@@ -74,23 +79,64 @@ def needed_files(paths: Collection[str], batch_id: int, named_in: Callable[[str]
     Raises:
         SnapshotError: A file that is needed is missing; the text names it.
     """
-    versions: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    stores: dict[str, list[str]] = defaultdict(list)
+    others: dict[str, list[str]] = defaultdict(list)
+    kept = []
     for path in paths:
-        store, _, name = path.rpartition("/")
-        match = _VERSION_FILE.match(name)
-        if match and path.startswith("state/"):
-            versions[store][match[2]].add(int(match[1]))
-    bases = {store: _base(f"{where}/{store}", found, batch_id + 1) for store, found in versions.items()}
-    named = {store: named_in(f"{store}/{base}.zip") if base in versions[store]["zip"] else set() for store, base in bases.items()}
-    kept = sorted(path for path in paths if _is_needed(path, bases, named, batch_id + 1))
-    for store, names in named.items():
-        missing = names - {path.rpartition("/")[2] for path in kept if is_immutable(path) and _store_of(path) == store}
-        if missing:
+        folder, _, name = path.rpartition("/")
+        if is_immutable(path):
+            others[_store_of(path)].append(path)
+        elif path.startswith("state/") and is_version(name):
+            stores[folder].append(name)
+        else:
+            kept.append(path)
+    for store in stores.keys() | others.keys():
+        if store not in stores:
+            kept += others[store]
+            continue
+        needed = needed_versions(stores[store], batch_id, f"{where}/{store}")
+        kept += (f"{store}/{name}" for name in needed)
+        named = {name for archive in needed if archive.endswith(".zip") for name in named_in(f"{store}/{archive}")}
+        found = {path.rpartition("/")[2]: path for path in others[store]}
+        if missing := named - found.keys():
             raise SnapshotError(
-                f"State store {where}/{store}: version {bases[store]} names {sorted(missing)[:3]}, which do not exist. The "
-                "checkpoint is declined; the next one tries again."
+                f"State store {where}/{store}: version {needed[0].removesuffix('.zip')} names {sorted(missing)[:3]}, which do "
+                "not exist. The checkpoint is declined; the next one tries again."
             )
-    return kept
+        kept += (found[name] for name in named)
+    return sorted(kept)
+
+
+def needed_versions(names: Iterable[str], batch_id: int, store: str) -> list[str]:
+    """The versions of one state store that a restore at a batch needs: the newest whole one, and the changes that follow.
+
+    Args:
+        names: The names of the store's files; others than those of versions do not count.
+        batch_id: The batch.
+        store: The store's directory, for the text of errors.
+
+    Returns:
+        The names, the whole version first; none where no version is.
+
+    Raises:
+        SnapshotError: A version is missing; the text names it.
+    """
+    whole: dict[int, str] = {0: ""}  # the empty store
+    changes: dict[int, str] = {}
+    for name in names:
+        if match := _VERSION_FILE.match(name):
+            (whole if match[2] in _WHOLE else changes)[int(match[1])] = name
+    if len(whole) == 1 and not changes:
+        return []
+    version = batch_id + 1
+    base = max(number for number in whole if number <= version)
+    steps = range(base + 1, version + 1)
+    if missing := [number for number in steps if number not in changes]:
+        raise SnapshotError(
+            f"State store {store}: version {version} needs the changes of version(s) {missing[:5]} after version {base}, "
+            f"found {sorted(changes)[-5:]}. The checkpoint is declined; the next one tries again."
+        )
+    return [*filter(None, (whole[base],)), *(changes[number] for number in steps)]
 
 
 def check_read_files(paths: Collection[str], offsets: str, where: str) -> None:
@@ -146,7 +192,7 @@ def check_state_partitions(paths: Collection[str], offsets: str, read: Callable[
     """
     stores: dict[str, set[tuple[int, str]]] = defaultdict(set)
     for path in paths:
-        if (store := _STORE.match(path)) and _VERSION_FILE.match(path.rpartition("/")[2]):
+        if (store := _STORE.match(path)) and is_version(path.rpartition("/")[2]):
             stores[store[1]].add((int(store[2]), store[3] or ""))
     of_query = int(json.loads(offsets.splitlines()[1])["conf"][STATE_PARTITIONS]) if stores else 0
     for operator, found in stores.items():
@@ -163,30 +209,6 @@ def check_state_partitions(paths: Collection[str], offsets: str, read: Callable[
 
 def _has_no_key(schema: str, paths: Collection[str], read: Callable[[str], bytes]) -> bool:
     return schema not in paths or any(key in read(schema) for key in _NO_KEY)
-
-
-def _base(store: str, versions: Mapping[str, set[int]], version: int) -> int:
-    """The newest whole version up to `version`, from which changes lead to it without a gap; 0 is the empty store."""
-    base = max((n for kind in _WHOLE for n in versions.get(kind, ()) if n <= version), default=0)
-    steps = {n for kind in ("changelog", "delta") for n in versions.get(kind, ())}
-    missing = [n for n in range(base + 1, version + 1) if n not in steps]
-    if missing:
-        raise SnapshotError(
-            f"State store {store}: version {version} needs the changes of version(s) {missing[:5]} after version {base}, "
-            f"found {sorted(steps)[-5:]}. The checkpoint is declined; the next one tries again."
-        )
-    return base
-
-
-def _is_needed(path: str, bases: Mapping[str, int], named: Mapping[str, set[str]], version: int) -> bool:
-    folder, _, name = path.rpartition("/")
-    match = _VERSION_FILE.match(name)
-    if match and folder in bases:
-        number = int(match[1])
-        return number == bases[folder] if match[2] in _WHOLE else bases[folder] < number <= version
-    if is_immutable(path) and _store_of(path) in named:
-        return name in named[_store_of(path)]
-    return True
 
 
 def _store_of(immutable: str) -> str:

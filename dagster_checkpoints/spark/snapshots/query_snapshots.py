@@ -1,8 +1,8 @@
 """A query's checkpoint directory at one committed batch on a file system of this machine: linked in milliseconds, and restored.
 
 Spark's maintenance and the query itself run at the same time. So the files are hard-linked first (under the task's lock), in
-a safe order: versions (`.zip`, `.changelog`) before the SST files that they name. After that it is decided which of them the
-batch needs, and checked that all of these exist.
+a safe order: versions (`.zip`, `.changelog`) before the SST files that they name. Spark retains those of many batches, of which
+only what the batch needs is linked. After that it is checked that all of this exists.
 
 Where versions of a state store are missing in which nothing has changed, they are written as Spark writes them.
 """
@@ -18,18 +18,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.files.durable import link_or_new_file
+from dagster_checkpoints.spark.errors import SnapshotError
 from dagster_checkpoints.spark.files.work_path import WorkPath, url
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.snapshots.query_files import (
     IMMUTABLE,
     check_read_files,
     check_state_partitions,
-    is_immutable,
     is_left_out,
-    is_of_later_batch,
+    is_version,
     log_files,
     names_in_zip,
     needed_files,
+    needed_versions,
 )
 
 if TYPE_CHECKING:
@@ -80,30 +81,50 @@ _SCHEMA_PATH = re.compile(r"^.*/state/\d+/(_stateSchema/.*)$")
 
 
 def pin(checkpoint: Path, batch_id: int, target: Path, *, committed: bool = True) -> None:
-    """Hard-link the files of the checkpoint directory at `batch_id` to `target`; copy them where links are impossible.
+    """Hard-link the files of the checkpoint directory that a restore at `batch_id` needs to `target`; copy them where links
+    are impossible.
 
     Args:
         checkpoint: The query's checkpoint location.
         batch_id: A committed batch, and the newest one: `commits/<batch_id>` exists.
         target: A directory that does not exist yet.
         committed: False for a batch that has run, and that the query has not committed.
+
+    Raises:
+        SnapshotError: A version of a state store is missing; the text names it.
     """
     for name in log_files(batch_id, committed=committed):
         _link(checkpoint / name, target / name)
-    folders: set[Path] = set()
-    for name in ("sources", "state"):
-        for file in _files(checkpoint / name):
-            relative = file.relative_to(checkpoint).as_posix()
-            if is_of_later_batch(relative, batch_id):
-                continue
-            if is_immutable(relative):
-                folders.add(file.parent)
-            else:
-                _link(file, target / relative, may_vanish=True)
-    # A version that was linked above may name SSTs that are newer than the listing.
-    for folder in folders | set(_immutable_folders(checkpoint / "state")):
-        for file in _files(folder):
-            _link(file, target / file.relative_to(checkpoint), may_vanish=True)
+    for top in ("sources", "state"):
+        for folder, folders, files in os.walk(checkpoint / top):
+            folders[:] = [name for name in folders if name not in IMMUTABLE]
+            place = target / os.path.relpath(folder, checkpoint)
+            if top == "state" and any(map(is_version, files)):
+                _pin_versions(Path(folder), batch_id, place)
+            for name in files:
+                if not is_left_out(name) and not (top == "state" and is_version(name)):
+                    _link(Path(folder, name), place / name, may_vanish=True)
+
+
+def _pin_versions(store: Path, batch_id: int, target: Path, looks: int = 3) -> None:
+    try:
+        needed = needed_versions(os.listdir(store), batch_id, str(store))
+        if deleted := [name for name in needed if not _link(store / name, target / name, may_vanish=True)]:
+            raise SnapshotError(
+                f"State store {store}: expected {deleted[:5]} to exist until they are linked, found that they were deleted. The "
+                "checkpoint is declined; the next one tries again."
+            )
+    except SnapshotError:
+        if looks == 1:
+            raise
+        # Spark's maintenance may have written a newer whole version, and deleted those that it replaces.
+        return _pin_versions(store, batch_id, target, looks - 1)
+    named = {name for archive in needed if archive.endswith(".zip") for name in names_in_zip(target / archive)}
+    for folder in IMMUTABLE:
+        if named and (store / folder).is_dir():
+            for name in named.intersection(os.listdir(store / folder)):
+                _link(store / folder / name, target / folder / name, may_vanish=True)
+    return None
 
 
 def prune(pinned: Path, batch_id: int) -> list[Path]:
@@ -168,12 +189,8 @@ def _files(folder: Path) -> Iterator[Path]:
                 yield Path(entry.path)
 
 
-def _immutable_folders(folder: Path) -> Iterator[Path]:
-    for parent, folders, _ in os.walk(folder):
-        yield from (Path(parent) / name for name in folders if name in IMMUTABLE)
-
-
-def _link(source: Path, target: Path, *, may_vanish: bool = False) -> None:
+def _link(source: Path, target: Path, *, may_vanish: bool = False) -> bool:
+    """Whether the file is linked: Spark's maintenance removes files of older versions; `prune` checks the needed files."""
     try:
         try:
             link_or_new_file(source, target)
@@ -181,7 +198,9 @@ def _link(source: Path, target: Path, *, may_vanish: bool = False) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             link_or_new_file(source, target)
     except FileExistsError:
-        return
+        pass
     except FileNotFoundError:
-        if not may_vanish:  # Spark's maintenance removes files of older versions; `prune` checks the needed files
-            raise
+        if may_vanish:
+            return False
+        raise
+    return True

@@ -345,21 +345,53 @@ def test_a_pinned_batch_stays_until_the_last_checkpoint_that_stores_it_is_done(q
 
 
 def test_files_that_could_not_be_stored_are_pinned_again(query: Query, pins: Pins) -> None:
-    (query.store / "3.changelog").unlink()
+    query.whole(4, ["a.sst"])
+    (query.store / "SSTs/a.sst").unlink()
     declined = pins.pins.pin(4)
-    with pytest.raises(SnapshotError, match="version 5 needs the changes of version"):
+    with pytest.raises(SnapshotError, match=r"version 4 names \['a.sst'\]"):
         declined.files()
     declined.release(failed=True)
-    query.changelog(3)
+    query.whole(4, ["a.sst"])
     repaired = pins.pins.pin(4)
-    assert "state/0/0/3.changelog" in repaired.files() and pins.directories() == ["4-1"]
+    assert "state/0/0/SSTs/a.sst" in repaired.files() and pins.directories() == ["4-1"]
 
 
-def test_a_batch_that_cannot_be_pinned_leaves_nothing(query: Query, pins: Pins) -> None:
-    (query.path / "offsets" / "4").unlink()
-    with pytest.raises(FileNotFoundError):
+@pytest.mark.parametrize("gone", ["offsets/4", "state/0/0/3.changelog"])
+def test_a_batch_that_cannot_be_pinned_leaves_nothing(query: Query, pins: Pins, gone: str) -> None:
+    (query.path / gone).unlink()
+    with pytest.raises((FileNotFoundError, SnapshotError)):
         pins.pins.pin(4)
     assert pins.directories() == []
+
+
+def test_what_spark_retains_for_other_batches_is_not_linked(query: Query, tmp_path: Path) -> None:
+    """A hundred batches of each state partition, by default: to link them all would hold the query up at each checkpoint."""
+    query.whole(2, ["old.sst"])
+    query.whole(4, ["a.sst"], ["l.log"])
+    query.write("state/0/0/SSTs/newer.sst", "of a version that is not written yet")
+    files = take(query, 4, tmp_path / "snapshot")
+    pinned = tmp_path / "snapshot"
+    assert files == sorted(file.relative_to(pinned).as_posix() for file in pinned.rglob("*") if file.is_file())
+
+
+def test_a_whole_version_that_replaces_others_meanwhile_is_taken(
+    query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query.whole(2, ["old.sst"])
+    real = os.link
+
+    def link(source: Path, target: Path) -> None:
+        if Path(source).name == "3.changelog":  # Spark's maintenance, between the look at the directory and the link
+            query.whole(4, ["new.sst"])
+            for name in ("2.zip", "SSTs/old.sst", *(f"{version}.changelog" for version in range(1, 5))):
+                (query.store / name).unlink(missing_ok=True)
+        real(source, target)
+
+    monkeypatch.setattr(snapshots.os, "link", link)
+    files = take(query, 4, tmp_path / "snapshot")
+    assert [file for file in files if file.startswith("state/0/0/") and "_" not in file] == [
+        *("state/0/0/4.zip", "state/0/0/5.changelog", "state/0/0/SSTs/new.sst"),
+    ]
 
 
 def test_a_query_awaits_the_commit_of_the_batch_that_it_has_processed(query: Query) -> None:
