@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
@@ -248,6 +249,67 @@ def test_a_processor_by_a_number_of_which_spark_keeps_two_zeros_is_warned_of(lab
     report = check_plans(pipeline(lab, function), lab.spark)
     found = [text for text in report.warnings if "floating-point" in text]
     assert not report.failed and len(found) == bool(KEYS[key]) and all(KEYS[key] in text for text in found), report.warnings
+
+
+class Numbers(StatefulProcessor):
+    """Numbers the rows of each key, as pandas and as rows."""
+
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        for each in rows:
+            number = (self.count.get()[0] if self.count.exists() else 0) + 1
+            self.count.update((number,))
+            yield pd.DataFrame({"v": each["v"], "n": number}) if isinstance(each, pd.DataFrame) else Row(v=each.v, n=number)
+
+    def close(self) -> None: ...
+
+
+def numbered(rows: Any, key: str, method: str) -> Any:
+    return getattr(rows.selectExpr(f"{key} AS key", "v").groupBy("key"), method)(Numbers(), "v long, n long", "Append", "None")
+
+
+PANDAS = "transformWithStateInPandas"
+
+
+@pytest.mark.parametrize(
+    ("key", "method", "warned"),
+    [
+        ("v", PANDAS, "the type long, which may be null. Where a micro-batch has a null key"),
+        ("CAST(v AS SMALLINT)", PANDAS, "the type short, which may be null"),
+        ("ts", PANDAS, "the type timestamp, which may be null. A null key ends the run"),
+        ("v", "transformWithState", ""),
+        ("k", PANDAS, ""),
+        ("CAST(v AS STRING)", PANDAS, ""),
+        ("coalesce(v, 0)", PANDAS, ""),
+    ],
+)
+def test_a_key_whose_null_pandas_does_not_have_is_warned_of(lab: Any, key: str, method: str, warned: str) -> None:
+    def warnings(condition: str) -> list[str]:
+        report = check_plans(pipeline(lab, lambda rows: numbered(rows.where(condition), key, method)), lab.spark)
+        assert not report.failed
+        return [text for text in report.warnings if "may be null" in text]
+
+    found = warnings("k <> ''")
+    assert len(found) == bool(warned) and all(warned in text and "key IS NOT NULL" in text for text in found), found
+    assert not warnings("k <> '' AND v IS NOT NULL AND ts IS NOT NULL") or key.startswith("CAST")
+
+
+def test_spark_gives_the_state_of_null_to_numbers_of_pandas(lab: Any) -> None:
+    """The reason of the warning: without this its text would be wrong."""
+    lab.put("in", ROWS, [("a", lab.at(0), v) for v in (None, 1, 2, 3, 4)])
+    found = {}
+    for key, method in (("v", PANDAS), ("v", "transformWithState"), ("CAST(v AS STRING)", PANDAS), ("ts", PANDAS)):
+        rows, name = lab.stream("in", ROWS), f"numbered_{len(found)}"
+        query = numbered(rows, key, method).writeStream.format("memory").queryName(name).trigger(availableNow=True)
+        query.option("checkpointLocation", str(lab.folder / name)).start().awaitTermination()
+        found[key, method] = sorted(row.n for row in lab.spark.table(name).collect())
+    assert max(found.pop(("v", PANDAS))) > 1
+    assert set(map(tuple, found.values())) == {(1,) * 5}
+    nulls = numbered(lab.stream("in", ROWS), "IF(v IS NULL, NULL, ts)", PANDAS).writeStream.format("memory").queryName("nulls")
+    with pytest.raises(StreamingQueryException, match="NaT"):
+        nulls.option("checkpointLocation", str(lab.folder / "nulls")).trigger(availableNow=True).start().awaitTermination()
 
 
 class Keeps(StatefulProcessor):

@@ -78,6 +78,14 @@ _KEYS: dict[str, Callable[[Any], Iterable[Any]]] = {
 """By plan node with state, the columns of the key of its state."""
 _PROCESSORS = frozenset({"FlatMapGroupsInPandasWithState", PROCESSOR})
 """The plan nodes whose state is kept by code in Python."""
+_PANDAS = "pandas"
+"""Spark's name of a processor of `transformWithStateInPandas`."""
+_ONE_STATE = "Where a micro-batch has a null key, Spark gives the state of null to other keys, too, without an error"
+_NOT_NULL_IN_PANDAS = {
+    **dict.fromkeys(("byte", "short", "integer", "long"), _ONE_STATE),
+    **dict.fromkeys(("timestamp", "timestamp_ntz"), "A null key ends the run with Python's text"),
+}
+"""By type, what happens to the keys of a processor that reads pandas DataFrames if one is null."""
 _READS: dict[str, Callable[[Any], Iterable[Iterable[Any]]]] = {
     _AGGREGATE: lambda node: [items(node.groupingExpressions())],
     _JOIN: lambda node: [items(side.output()) for side in children(node)] if reads_streams(node) else [],
@@ -192,7 +200,7 @@ def check_processors(call: StageCall, frame: DataFrame, arguments: Mapping[str, 
 def _odd_states(frame: DataFrame) -> list[str]:
     """What is odd in the states of a plan's processors."""
     processors = [each for each in analyzed_nodes(frame) if each.name in _PROCESSORS and each.of.isStreaming()]
-    return [text for each in processors for text in (*_floating_keys(each), *_states_of_maps(each))]
+    return [text for each in processors for text in (*_floating_keys(each), *_null_keys(each), *_states_of_maps(each))]
 
 
 def _floating_keys(processor: PlanNode) -> Iterable[str]:
@@ -203,8 +211,26 @@ def _floating_keys(processor: PlanNode) -> Iterable[str]:
                 f"it keeps state of a processor by {as_sql(key)}, a floating-point number. Spark has one state for 0.0 and "
                 "another one for -0.0, and may call the code once for each row of NaN, which no other group of Spark does. "
                 "Expected a key of another type: a decimal, or a text that is equal where the numbers are, "
-                f"(F.expr({as_sql(key)!r}) + F.lit(0.0)).cast('string'). If no key is -0.0 or NaN, nothing is wrong."
+                f"(F.expr({as_sql(key)!r}) + F.lit(0.0)).cast('string'). If no key is -0.0, NaN or null, nothing is wrong."
             )
+
+
+def _null_keys(processor: PlanNode) -> Iterable[str]:
+    """Pandas has whole numbers beside a null as floating-point numbers, of which Spark makes null keys; it has no null time."""
+    if processor.name != PROCESSOR or processor.of.userFacingDataType().toString() != _PANDAS:
+        return
+    rows = processor.of.child()
+    known = [each.child() for each in items(rows.constraints().toSeq()) if each.nodeName() == "IsNotNull"]
+    for key in _KEYS[processor.name](processor.of):
+        kind = str(key.dataType().typeName())
+        if kind not in _NOT_NULL_IN_PANDAS or not key.nullable() or any(each.semanticEquals(key) for each in known):
+            continue
+        yield (
+            f"its processor reads pandas DataFrames, and keeps state by {as_sql(key)}, of the type {kind}, which may be null. "
+            f"{_NOT_NULL_IN_PANDAS[kind]}. Expected a text as the key, F.col({as_sql(key)!r}).cast('string'); or "
+            "transformWithState, whose processor reads rows; or only rows with a key, "
+            f".where({f'{as_sql(key)} IS NOT NULL'!r}). If no key is null, nothing is wrong."
+        )
 
 
 def _states_of_maps(processor: PlanNode) -> Iterable[str]:

@@ -77,8 +77,9 @@ def move_state(spark: SparkSession, move: StateMove) -> MovedState:
         if _MISROUTED in str(error):
             raise InstancesChanged(
                 f"{move.where}: expected each key in the state at the instance that owns the key group of "
-                f"{move.shares[0].key!r}, found others: the stage computes its keys, another release has routed its rows, or an "
-                "earlier release has given the initial state of a processor to each instance. Give the stage the same instances; "
+                f"{move.shares[0].key!r}, found others: the stage computes its keys, a processor that reads pandas DataFrames "
+                "has met a null key among numbers, another release has routed its rows, or an earlier release has given the "
+                "initial state of a processor to each instance. Give the stage the same instances; "
                 "or end the old pipeline with a drain, and begin with other instances as a new start (restore_from: none)."
             ) from error
         raise
