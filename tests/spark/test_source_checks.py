@@ -333,6 +333,27 @@ def test_files_that_are_older_than_others(
     assert sorted(found) == ["a month old", "from 1970", "new", "recent"], "files that were skipped, each once"
 
 
+@pytest.mark.parametrize(
+    ("options", "lateness", "warned"),
+    [
+        (BACKWARDS, "1 hour", True),
+        (BACKWARDS, None, False),
+        ({"latestFirst": "true"}, "1 hour", False),  # one micro-batch
+        ({**BACKWARDS, "latestFirst": "false"}, "1 hour", False),
+    ],
+)
+def test_newest_files_first_make_rows_of_the_others_late(
+    spark: Any, tmp_path: Path, options: dict[str, str], lateness: str | None, warned: bool
+) -> None:
+    @unbounded_source(watermark=("ts", lateness) if lateness else None)
+    def lines(context):
+        return context.spark.readStream.schema(FLIGHTS).options(**options).json(str(tmp_path))
+
+    context = StageContext(spark=spark, stage="lines", instance="0", index=0, parallelism=1, state=None, log=None)  # type: ignore[arg-type]
+    warnings = [str(each) for each in source_checks.check_source(StageCall(lines, context), lines.transform(context))]
+    assert any("event time follows the newest files" in text for text in warnings) is warned
+
+
 class Numbers(DataSourceStreamReader):
     def initialOffset(self):
         return {"at": 0}

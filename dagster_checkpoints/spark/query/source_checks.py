@@ -104,6 +104,12 @@ _SKIPS_OLD_FILES = (
     '.option("maxFileAge", "36500d"), which includes every file'
 )
 
+_READS_BACKWARDS = (
+    "latestFirst=true, a limit per micro-batch and a watermark: event time follows the newest files, which are read first, and "
+    "stages with state drop rows of the older ones as late. Remove latestFirst, or give the watermark a lateness as long as the "
+    "time that the files span"
+)
+
 _INFERRED = (
     "Spark infers it when a run starts, from the files and directories that are there then (of day=01 and day=1 the number 1, "
     "and text when there is day=x, too): after a resume the same column may have another type, and sinks get both. Declare it in "
@@ -237,6 +243,7 @@ def check_source(call: StageCall, frame: DataFrame) -> list[str | SourceWarning]
         undeclared = _undeclared_columns(leaf) if source.kind == _FILES else []
         misread += [f"columns without a declared type ({', '.join(undeclared)}): {_INFERRED}"] if undeclared else []
         misread += [_MISREAD[option] for option in misread_options(source)]
+        misread += [_READS_BACKWARDS] if call.stage.watermark and reads_backwards(source) else []
         about = f"Stage {call.stage.name!r}: {source.title} in {call.stage.location}"
         parts = (text.partition(": ") for text in misread)
         warnings += [SourceWarning(about, f"has {found}", f"{advice}.") for found, _, advice in parts]
@@ -348,8 +355,12 @@ def skips_old_files(source: StreamingSource) -> bool:
 
     Source: Spark's `FileStreamSource`: with `latestFirst` and a limit per micro-batch it ignores `maxFileAge`, and skips no file.
     """
-    reads_backwards = source.options.get("latestfirst", "").lower() == "true" and not missing_limit(source)
-    return source.kind == _FILES and "maxfileage" not in source.options and not reads_backwards
+    return source.kind == _FILES and "maxfileage" not in source.options and not reads_backwards(source)
+
+
+def reads_backwards(source: StreamingSource) -> bool:
+    """Whether the source reads its newest files first, and the others in later micro-batches."""
+    return source.kind == _FILES and source.options.get("latestfirst", "").lower() == "true" and not missing_limit(source)
 
 
 def misread_options(source: StreamingSource) -> list[str]:
