@@ -10,7 +10,7 @@ import click
 
 from dagster_checkpoints.cli.exits import Exit
 from dagster_checkpoints.cli.output import table, write, write_json
-from dagster_checkpoints.cli.storage_options import Seconds, StorageOptions, storage_options
+from dagster_checkpoints.cli.storage_options import Seconds, StorageOptions, asked_by, storage_options
 from dagster_checkpoints.control.health import (
     COUNTS,
     DEFAULT_THRESHOLDS,
@@ -19,7 +19,7 @@ from dagster_checkpoints.control.health import (
     HealthThresholds,
     health_of,
 )
-from dagster_checkpoints.control.status import read_status
+from dagster_checkpoints.control.pipeline_control import PipelineControl, newest_status
 from dagster_checkpoints.execution.pipeline_state import describe_end
 from dagster_checkpoints.storage.checkpoints import CheckpointStorage
 
@@ -66,7 +66,7 @@ def _threshold_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @_threshold_options
 @storage_options
 def health(options: StorageOptions, during: float, **given: float | None) -> None:
-    """Whether the pipeline is healthy. Exit code 0: it is; 1: it is not; 3: it does not run, and its job has not failed.
+    """Whether the pipeline is healthy. Exit code 0: it is; 1: it is not; 3: it does not run, and has not failed.
 
     Warnings do not count for the exit code. Reads nothing but the storage, and does not disturb the run.
     """
@@ -100,10 +100,10 @@ def _look(
     options: StorageOptions, storage: CheckpointStorage, thresholds: HealthThresholds, during: float
 ) -> tuple[list[HealthProblem], bool, str]:
     """The problems at the last look, whether the pipeline runs, and the end of its latest job."""
-    until, memory = monotonic() + during, HealthMemory()
+    until, memory, control = monotonic() + during, HealthMemory(), PipelineControl(storage, asked_by=asked_by())
     while True:
         state = options.state(storage)
-        problems, memory = health_of(state, read_status(storage), memory, thresholds, _now())
+        problems, memory = health_of(state, newest_status(control), memory, thresholds, _now())
         left = until - monotonic()
         if left <= 0 or state.lease is None:
             return problems, state.lease is not None, describe_end(state)

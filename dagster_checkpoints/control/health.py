@@ -9,7 +9,7 @@ Source: Flink's metrics of checkpoints, `currentOutputWatermark`, `numRecordsOut
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Literal
 
@@ -18,7 +18,7 @@ import msgspec
 from dagster_checkpoints.control.last_sign import last_sign
 from dagster_checkpoints.control.status import PipelineStatus, StageStatus, watermark_moment
 from dagster_checkpoints.errors import DagsterCheckpointsError
-from dagster_checkpoints.execution.pipeline_state import PipelineState, describe_end
+from dagster_checkpoints.execution.pipeline_state import Lease, PipelineState, describe_end
 from dagster_checkpoints.execution.source_answers import Silence, silence_text
 from dagster_checkpoints.pipeline.setting_values import is_number
 
@@ -86,8 +86,8 @@ class HealthProblem(msgspec.Struct, frozen=True):
     """One reason why a pipeline is not healthy.
 
     Attributes:
-        name: the rule, as a name of :class:`HealthThresholds`; "failed" for a job that has failed, "silent" for a run without a
-            sign, "lost" for a lost `state.json`.
+        name: the rule, as a name of :class:`HealthThresholds`; "failed" for a job that has failed or died, "silent" for a run
+            without a sign, "lost" for a lost `state.json`.
         severity: "error", or "warning" for what may be as intended.
         text: what was found, and what was expected.
     """
@@ -137,11 +137,15 @@ class HealthMemory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     Args:
         epoch: epoch of the run.
+        token: token of `state.json` at the last look, which changes with each renewal of the lease; "" before the first.
+        renewed: the time of that renewal by the reader's clock, seconds since 1970.
         samples: oldest first, at least a minute apart.
         standing: by stage, since when its watermark stands still.
     """
 
     epoch: int = 0
+    token: str = ""
+    renewed: float = 0.0
     samples: tuple[Sample, ...] = ()
     standing: dict[str, Standing] = {}
 
@@ -159,7 +163,7 @@ def health_of(
 ) -> tuple[list[HealthProblem], HealthMemory]:
     """What is wrong with a pipeline, worst first, and the memory for the next look.
 
-    A pipeline that does not run is healthy, unless its job has failed.
+    A pipeline that does not run is healthy, unless its job has failed, or has died and was not continued.
 
     Args:
         state: content of `state.json`.
@@ -170,12 +174,14 @@ def health_of(
         now: the present time.
     """
     if state.lease is None:
-        failed = state.job.status == "FAILED"
+        failed = state.job.status in ("FAILED", "RUNNING")  # RUNNING: its process has died, and no later run could continue it
         return ([HealthProblem("failed", "error", describe_end(state))] if failed else []), HealthMemory()
     if memory.epoch != state.epoch or _is_later(memory, now):
         memory = HealthMemory(epoch=state.epoch)
     status = status if status is not None and status.epoch == state.epoch else None
-    problems = list(_silent(state, status, now))
+    renewed = _renewed(state.token, state.lease, memory, now.timestamp())
+    memory = msgspec.structs.replace(memory, token=state.token, renewed=renewed)
+    problems = list(_silent(state, status, state.lease.renewed_at + timedelta(seconds=now.timestamp() - renewed)))
     if status is not None:
         sample = _sample(status, now)
         memory = msgspec.structs.replace(memory, standing=_standing(status, memory.standing, thresholds, sample.at))
@@ -189,14 +195,22 @@ def _is_later(memory: HealthMemory, now: datetime) -> bool:
     return bool(memory.samples) and memory.samples[-1].at - now.timestamp() > APART_SECONDS
 
 
+def _renewed(token: str, lease: Lease, memory: HealthMemory, now: float) -> float:
+    """When the lease was renewed, by the reader's clock. Later looks see it; the first one takes the run's clock for equal."""
+    if not memory.token:
+        return min(lease.renewed_at.timestamp(), now)
+    return min(memory.renewed, now) if memory.token == token else now
+
+
 def _remembered(memory: HealthMemory, sample: Sample) -> HealthMemory:
     if memory.samples and sample.at - memory.samples[-1].at < APART_SECONDS:
         return memory
     return msgspec.structs.replace(memory, samples=(*memory.samples, sample)[-SAMPLES:])
 
 
-def _silent(state: PipelineState, status: PipelineStatus | None, now: datetime) -> Iterator[HealthProblem]:
-    sign = last_sign(state, status, now)
+def _silent(state: PipelineState, status: PipelineStatus | None, run_now: datetime) -> Iterator[HealthProblem]:
+    """Whether the run is silent, at a time by its own clock."""
+    sign = last_sign(state, status, run_now)
     if sign is None or not sign.overdue:
         return
     lease = f"; its lease ended {sign.lease_ended:.0f} s ago" if sign.lease_ended is not None else ""

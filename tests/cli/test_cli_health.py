@@ -20,6 +20,12 @@ def test_a_healthy_pipeline(world: Any) -> None:
     assert world.json("health") == {"healthy": True, "running": True, "problems": []}
 
 
+def test_a_status_that_cannot_be_read_is_none(local: Any) -> None:
+    local.run()
+    local.storage.store.put(local.storage.layout.status, b"{")
+    assert local.cli("health").stdout.strip() == "healthy"
+
+
 def test_an_unhealthy_pipeline_has_another_exit_code(local: Any) -> None:
     local.run()
     last = local.status().last_checkpoint

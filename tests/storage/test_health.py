@@ -88,7 +88,7 @@ def found(*looks: PipelineStatus, thresholds: HealthThresholds = ALL, apart: flo
             moved = msgspec.structs.replace(moved, last_failure=msgspec.structs.replace(look.last_failure, failed_at=late))
         alive = state()
         assert alive.lease is not None
-        alive = msgspec.structs.replace(alive, lease=msgspec.structs.replace(alive.lease, renewed_at=at))
+        alive = msgspec.structs.replace(alive, token=f"t{number}", lease=msgspec.structs.replace(alive.lease, renewed_at=at))
         # The memory goes through a sensor's cursor.
         memory = msgspec.json.decode(msgspec.json.encode(memory), type=HealthMemory)
         problems, memory = health_of(alive, moved, memory, thresholds, at)
@@ -136,6 +136,12 @@ def test_a_pipeline_that_does_not_run_is_healthy_unless_it_has_failed() -> None:
     assert (problem.name, problem.severity) == ("failed", "error")
 
 
+def test_a_job_that_has_died_stays_red_after_a_run_that_could_not_continue_it() -> None:
+    """That run took the pipeline over, was refused at its start, for example by changed code, and has released the pipeline."""
+    (problem,), _ = health_of(state(running=False, status="RUNNING"), None, HealthMemory(), ALL, NOW)
+    assert (problem.name, problem.severity) == ("failed", "error") and "its process has died" in problem.text
+
+
 def test_a_run_without_a_sign() -> None:
     for renewed, names in ((29.0, []), (31.0, ["silent"])):
         problems, _ = health_of(state(renewed=renewed), None, HealthMemory(), ALL, NOW)
@@ -156,6 +162,33 @@ def test_a_run_that_renews_its_lease_is_not_called_dead_and_its_start_may_take_l
     assert health_of(state(renewed=3.0), starting, HealthMemory(), ALL, NOW)[0] == []
     (problem,), _ = health_of(state(renewed=31.0), starting, HealthMemory(), ALL, NOW)
     assert problem.name == "silent"
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, -40.0, 0.0, 40.0, 3600.0])
+def test_from_the_second_look_on_the_clock_of_the_reader_does_not_count(ahead: float) -> None:
+    """It sees itself that the lease is renewed, or is not: a run that lives is not called dead, and a dead one is not alive."""
+    memory, names = HealthMemory(), list[list[str]]()
+    for minute, renewals in enumerate((6, 12, 18, 18, 18)):  # it dies behind the third look
+        run_clock = NOW + timedelta(seconds=10 * renewals)
+        shown = status(updated_at=run_clock, last_checkpoint=checkpoint(-10 * renewals))
+        looked_at = state(renewed=-10.0 * renewals)
+        memory = msgspec.json.decode(msgspec.json.encode(memory), type=HealthMemory)
+        now = NOW + timedelta(minutes=1 + minute, seconds=ahead)
+        problems, memory = health_of(msgspec.structs.replace(looked_at, token=str(renewals)), shown, memory, ALL, now)
+        names.append([problem.name for problem in problems])
+    assert names[1:] == [[], [], ["silent"], ["silent"]]
+    assert problems[0].text == (
+        "the run's last sign is 120 s old; its lease ended 90 s ago: it has died, or does not reach the storage"
+    )
+
+
+def test_a_status_that_is_late_by_the_clock_of_the_run_is_found_whatever_the_clock_of_the_reader() -> None:
+    memory = HealthMemory()
+    for minute in range(3):
+        renewed = msgspec.structs.replace(state(renewed=-60.0 * minute), token=str(minute))
+        now = NOW + timedelta(minutes=minute, seconds=-3600)
+        problems, memory = health_of(renewed, status(updated_at=ago(30)), memory, ALL, now)
+    assert [problem.name for problem in problems] == ["silent"] and "status is 150 s old" in problems[0].text
 
 
 def test_the_status_of_an_earlier_run_does_not_count() -> None:
@@ -249,7 +282,7 @@ def test_looks_that_are_close_together_count_once_and_the_memory_is_limited() ->
         _, memory = health_of(state(), status(), memory, ALL, at)
     assert len(memory.samples) == SAMPLES
     _, memory = health_of(msgspec.structs.replace(state(), epoch=5), None, memory, ALL, at)
-    assert memory == HealthMemory(epoch=5), "of another run"
+    assert (memory.epoch, memory.samples, memory.standing) == (5, (), {}), "of another run"
 
 
 def test_after_the_clock_was_set_back_the_memory_begins_again() -> None:
@@ -259,7 +292,8 @@ def test_after_the_clock_was_set_back_the_memory_begins_again() -> None:
     problems: list[HealthProblem] = []
     for minute in range(5):
         look = status(one(late=1000 + 60 * minute), attempt=1 + minute)
-        problems, memory = health_of(state(), look, memory, ALL, NOW - timedelta(minutes=60 - minute))
+        renewed = msgspec.structs.replace(state(), token=f"t{minute}")
+        problems, memory = health_of(renewed, look, memory, ALL, NOW - timedelta(minutes=60 - minute))
     assert [problem.name for problem in problems] == ["restarts"], "60 late rows in each look"
     assert problems[0].text == "the job was restarted 4 times in the last 4 minutes"
     assert len(memory.samples) == 5
