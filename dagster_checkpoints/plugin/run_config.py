@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import dagster as dg
-from dagster._config import ConfigScalar, ConfigScalarKind
+from dagster._config import ConfigType, ConfigTypeKind
 from dagster._config.errors import PostProcessingError
 from pydantic import field_validator
 
@@ -67,9 +67,9 @@ class PipelineRunConfig(KnownSettings, dg.Config):
     """Write restored state in as many partitions as `spark.sql.shuffle.partitions` says now, instead of the number of the
     checkpoint. It needs RocksDB, and Spark 4.2 or later."""
 
-    @field_validator("restore_from")
+    @field_validator("restore_from", mode="before")
     @classmethod
-    def _check_restore_from(cls, value: str) -> str:
+    def _check_restore_from(cls, value: Any) -> str:
         return check_restore_from(value)
 
     @classmethod
@@ -79,27 +79,28 @@ class PipelineRunConfig(KnownSettings, dg.Config):
         return cls(**{name: settings[name] for name in cls.model_fields if name in settings})
 
 
-def check_restore_from(value: str) -> str:
-    """Check that a value can name the start point of a run. Returns the value.
+def check_restore_from(value: Any) -> str:
+    """Check that a value can name the start point of a run. Returns it as a text: YAML reads 42 as a number.
 
     Raises:
         ValueError: The value cannot.
     """
-    if value in ("latest", "none") or _CHECKPOINT.fullmatch(value) or _LOCATION.fullmatch(value):
-        return value
+    text = str(value) if isinstance(value, int) else value
+    if isinstance(text, str) and (text in ("latest", "none") or _CHECKPOINT.fullmatch(text) or _LOCATION.fullmatch(text)):
+        return text
     raise ValueError(
         f'restore_from is {value!r}; expected "latest", "none", the id of a checkpoint or savepoint such as "42", or a '
         'location such as "checkpoints/chk-42-3" or "s3://bucket/prefix/pipeline/savepoints/savepoint-43-before-upgrade"'
     )
 
 
-class _RestoreFrom(ConfigScalar):
-    """A string that Dagster checks before it launches the run."""
+class _RestoreFrom(ConfigType):
+    """A string, or the number of a checkpoint, that Dagster checks before it launches the run."""
 
     def __init__(self) -> None:
-        super().__init__(key="RestoreFrom", given_name="RestoreFrom", scalar_kind=ConfigScalarKind.STRING)
+        super().__init__(key="RestoreFrom", given_name="RestoreFrom", kind=ConfigTypeKind.ANY)
 
-    def post_process(self, value: str) -> str:
+    def post_process(self, value: Any) -> str:
         try:
             return check_restore_from(value)
         except ValueError as error:

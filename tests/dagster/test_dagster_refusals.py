@@ -333,9 +333,9 @@ def test_a_pipeline_without_an_end_warns_of_other_steps_in_its_run(
     assert len(warned) == (selection == "*")
 
 
-@pytest.mark.parametrize("value", ["lates", "", "chk", "-1", "4 2"])
+@pytest.mark.parametrize("value", ["lates", "", "chk", "-1", "4 2", -1, 4.2, True, None, ["latest"], {"id": 42}])
 def test_an_invalid_restore_from_is_refused_before_launch(
-    value: str, coordinator: Coordinator, numbers_pipeline: Pipeline, assets_of: AssetsOf
+    value: Any, coordinator: Coordinator, numbers_pipeline: Pipeline, assets_of: AssetsOf
 ) -> None:
     with pytest.raises(ValidationError, match="restore_from"):
         PipelineRunConfig(restore_from=value)
@@ -350,6 +350,20 @@ def test_an_invalid_restore_from_is_refused_before_launch(
 @pytest.mark.parametrize("value", ["latest", "none", "42", "chk-42", "chk-42-3", "checkpoints/chk-42-3", "s3://b/p/x"])
 def test_valid_and_invalid_values_of_restore_from(value: str) -> None:
     assert PipelineRunConfig(restore_from=value).restore_from == value
+
+
+def test_the_number_of_a_checkpoint_needs_no_quotes_in_the_launchpad(assets_of: AssetsOf, numbers_pipeline: Pipeline) -> None:
+    given: Any = 42
+    assert PipelineRunConfig(restore_from=given).restore_from == "42"
+    assets = assets_of(numbers_pipeline)
+    defs = dg.Definitions(
+        assets=[assets],
+        jobs=[dg.define_asset_job("numbers", dg.AssetSelection.assets(assets))],
+        resources={"checkpoint_coordinator": CheckpointCoordinatorResource()},
+    )
+    config = {"ops": {"pipeline_op": {"config": {"restore_from": 42}}}}
+    checked: Any = dg.validate_run_config(defs.resolve_job_def("numbers"), config)
+    assert checked["ops"]["pipeline_op"]["config"]["restore_from"] == "42"
 
 
 def test_an_unknown_setting_of_the_run_is_refused(
