@@ -100,14 +100,15 @@ class JobThread:
         """
         self.job.ask(request, self._items.put, termination=termination)
 
-    def cancel(self, seconds: float, on_event: Callable[[JobEvent], None]) -> JobEnded | None:
+    def cancel(self, seconds: float, on_event: Callable[[JobEvent], None], error: Exception | None = None) -> JobEnded | None:
         """Cancel the job and wait for its end; None if it has not ended after `seconds`.
 
         Args:
             seconds: The longest time.
             on_event: Receives the events until then: the job may have reached its end before it was cancelled.
+            error: The error of the run, with which the job has failed; None if it is cancelled.
         """
-        self.job.cancel()
+        self.job.cancel(error)
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             alive = self.is_alive
@@ -238,14 +239,18 @@ class JobRun:
             tag_refusal(self._context, error)
             raise failure(self._pipeline, _as_dagster_knows(self._context.instance, error), last_location) from None
 
-    def terminate(self) -> None:
-        """Dagster terminates the run: end the job too, with a savepoint if that is configured and completes in time."""
+    def terminate(self, error: Exception | None = None) -> None:
+        """The run ends: end the job too, with a savepoint if that is configured and completes in time.
+
+        Args:
+            error: The error of the run; None if Dagster terminates it.
+        """
         ended = None
         if self._suspend_seconds is not None:
             with suppress(BaseException):  # also a second interrupt: the job is then cancelled at once
                 ended = self._suspend(self._suspend_seconds)
         if ended is None:
-            ended = self._thread.cancel(CANCEL_SECONDS, self._report_now)
+            ended = self._thread.cancel(CANCEL_SECONDS, self._report_now, error)
         result = ended.result if ended is not None else None
         with interrupts_delayed():
             self._reporter.ended()

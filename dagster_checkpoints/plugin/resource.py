@@ -291,8 +291,8 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
             yield from job_run.follow(drain_when, on_event)
         except dg.Failure:
             raise
-        except BaseException:  # Dagster's interrupt among them: no thread may continue after the run
-            job_run.terminate()
+        except BaseException as error:  # Dagster's interrupt among them: no thread may continue after the run
+            job_run.terminate(error if isinstance(error, Exception) else None)
             raise
 
     def job_status(self, pipeline: Pipeline, *, context: dg.AssetExecutionContext) -> str | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.errors import DagsterExecutionInterruptedError
 from dagster._core.test_utils import instance_for_test
 from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 
@@ -22,6 +24,7 @@ from dagster_checkpoints import (
 )
 from dagster_checkpoints.plugin.runs import RETRY_NUMBER, repeated_tags, time_limit_tags
 from dagster_checkpoints.plugin.stage_assets import REFUSED
+from dagster_checkpoints.storage import CheckpointStorage, open_store
 
 
 @pytest.fixture
@@ -117,3 +120,24 @@ def test_dagster_does_not_retry_a_refused_run(
 
 def positive(rows: object) -> bool:
     return True
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(RuntimeError("broken"), "FAILED"), (DagsterExecutionInterruptedError(), "CANCELED")],
+)
+def test_the_job_of_a_run_that_fails_has_failed_and_is_no_cancelled_one(
+    live_pipeline: Pipeline, coordinator: Callable[..., CheckpointCoordinatorResource], error: BaseException, status: str
+) -> None:
+    """The check `healthy` is red for a failed job only."""
+
+    def breaks(rows: Mapping[str, int]) -> bool:
+        raise error
+
+    settings = coordinator(interval=0.5)
+    defs = build_pipeline_defs(live_pipeline, coordinator=settings, drain_when=breaks)
+    with suppress(DagsterExecutionInterruptedError):
+        assert not defs.resolve_job_def(f"{live_pipeline.name}_job").execute_in_process(raise_on_error=False).success
+    with CheckpointStorage(open_store(str(settings.storage)), live_pipeline.name) as storage:
+        state = storage.read_state()
+    assert state is not None and (state.lease, state.job.status) == (None, status)

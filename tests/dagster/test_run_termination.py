@@ -42,7 +42,7 @@ class ScriptedThread(JobThread):
         self._alive = alive
         self._items: SimpleQueue[Any] = SimpleQueue()
         self._script = items
-        self.job: Any = SimpleNamespace(cancel=lambda: self._items.put(canceled) if canceled is not None else None)
+        self.job: Any = SimpleNamespace(cancel=lambda error: self._items.put(canceled) if canceled is not None else None)
         self.asked: list[ControlRequest] = []
 
     @property

@@ -325,6 +325,7 @@ def test_the_page_on_monitoring_lists_every_metric() -> None:
 
 DAGSTERS = {
     "cancel_timeout_seconds",
+    "default_limit",
     "free_slots_after_run_end_seconds",
     "dagster_aws",
     "dagster_checkpoints",

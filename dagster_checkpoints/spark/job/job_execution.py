@@ -92,10 +92,10 @@ class JobExecution:
 
     # From any thread
 
-    def cancel(self) -> None:
-        """Cancel the job as soon as possible; its checkpoints are kept."""
+    def cancel(self, error: Exception | None = None) -> None:
+        """End the job as soon as possible; its checkpoints are kept. With the error of the run around it, it has failed."""
         self._cancel_asked.set()
-        self._queue.put(CancelRequested())
+        self._queue.put(CancelRequested() if error is None else FatalError(failure_of(error)))
 
     def drain(self) -> None:
         """End every source as if its input were exhausted: windows fire, everything is committed, the job is FINISHED.

@@ -286,7 +286,7 @@ def test_a_run_while_dagsters_server_is_restarted_and_killed(world: World, postg
         postgresql.start()
     assert world.status(second) is dg.DagsterRunStatus.STARTED, "its end could not be written"
     state = world.state()
-    assert (state.lease, state.job.status, state.job.run_id) == (None, "CANCELED", second), "the pipeline is released"
+    assert (state.lease, state.job.status, state.job.run_id) == (None, "FAILED", second), "the pipeline is released"
     # The recovery sensor marks it as failed, and restarts it; all rows are there once, and also Dagster is told of all.
     result = world.tick(world.location.recovery)
     assert not result.run_requests and f"The newest run, {second}, is STARTED" in str(result.skip_message)
