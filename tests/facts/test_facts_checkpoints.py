@@ -101,6 +101,26 @@ def test_a_pruned_checkpoint_restores_exactly_and_needs_the_batch_before(scene: 
             scene.run(plan(scene), scene.folder / "without", mode=mode)
 
 
+def test_a_log_of_files_needs_its_newest_whole_entries_only(scene: Any) -> None:
+    """At each distance from a whole entry: no file is read again, and the query goes on for more than another whole entry."""
+    with scene.setting("spark.sql.streaming.fileSource.log.compactInterval", "3"):
+        for number in range(12):
+            scene.put("in", ("a", number, number))
+        scene.run(scene.stream("in"), scene.folder / "query")
+        for number in range(12, 16):
+            files = snapshot(scene.folder / "query", scene.folder / f"restored {number}")
+            assert len([name for name in files if name.endswith(".compact")]) == 3 and "sources/0/0" not in files
+            scene.put("in", ("a", number, number))
+            expected = scene.run(scene.stream("in"), scene.folder / "query")
+            assert len(expected) == 1 and expected == scene.run(scene.stream("in"), scene.folder / f"restored {number}")
+        for number in range(16, 21):
+            scene.put("in", ("a", number, number))
+        expected = scene.run(scene.stream("in"), scene.folder / "query")
+        for number in range(12, 16):
+            found = scene.run(scene.stream("in"), scene.folder / f"restored {number}")
+            assert [rows for _, rows in found][-5:] == [rows for _, rows in expected] and len(found) == 20 - number
+
+
 def test_state_partitions_of_a_stopped_query_can_be_changed(scene: Any) -> None:
     put(scene, 0, 1, 2)
     scene.run(outer_join(scene), scene.folder / "one")

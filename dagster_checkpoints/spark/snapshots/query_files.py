@@ -17,6 +17,10 @@ from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS
 
 _VERSION_FILE = re.compile(r"^(\d+)\.(zip|changelog|snapshot|delta)$")
 _SOURCE_FILE = re.compile(r"^sources/(\d+)/(\d+)(\.compact)?$")
+_SOURCE_ENTRY = re.compile(r"^(\d+)(\.compact)?$")
+_WHOLE_ENTRIES = 3
+"""The newest whole entries of a source's log that are kept. Spark reads from the newest one on, and takes the distance of the two
+newest ones for that of those to come; the newest one may belong to a batch that is planned, and not in the checkpoint."""
 _STORE = re.compile(r"^state/(\d+)/(\d+)(?:/([^/]+))?/[^/]+$")
 _NO_KEY = (b'{"type":"struct","fields":[]}', b'{"type":"struct","fields":[{"name":"key","type":"void",')
 """In the schema of state: that of an aggregation over all rows, and of a limit."""
@@ -81,15 +85,20 @@ def needed_files(paths: Collection[str], batch_id: int, named_in: Callable[[str]
     """
     stores: dict[str, list[str]] = defaultdict(list)
     others: dict[str, list[str]] = defaultdict(list)
+    logs: dict[str, list[str]] = defaultdict(list)
     kept = []
     for path in paths:
         folder, _, name = path.rpartition("/")
-        if is_immutable(path):
+        if _SOURCE_FILE.match(path):
+            logs[folder].append(name)
+        elif is_immutable(path):
             others[_store_of(path)].append(path)
         elif path.startswith("state/") and is_version(name):
             stores[folder].append(name)
         else:
             kept.append(path)
+    for log, names in logs.items():
+        kept += (f"{log}/{name}" for name in needed_entries(names))
     for store in stores.keys() | others.keys():
         if store not in stores:
             kept += others[store]
@@ -105,6 +114,20 @@ def needed_files(paths: Collection[str], batch_id: int, named_in: Callable[[str]
             )
         kept += (found[name] for name in named)
     return sorted(kept)
+
+
+def needed_entries(names: Iterable[str]) -> list[str]:
+    """The entries of the log of a source of files that a restore needs: the newest whole ones, and those between and behind them.
+
+    Source: Spark's `CompactibleFileStreamLog`; it deletes what a whole entry replaces ten minutes later.
+
+    Args:
+        names: The names of the source's files; what is no entry is needed.
+    """
+    entries = [(name, _SOURCE_ENTRY.match(name)) for name in names]
+    whole = sorted(int(match[1]) for _, match in entries if match and match[2])
+    first = whole[-_WHOLE_ENTRIES] if len(whole) >= _WHOLE_ENTRIES else 0
+    return [name for name, match in entries if not match or int(match[1]) >= first]
 
 
 def needed_versions(names: Iterable[str], batch_id: int, store: str) -> list[str]:

@@ -29,6 +29,7 @@ from dagster_checkpoints.spark.snapshots.query_files import (
     is_version,
     log_files,
     names_in_zip,
+    needed_entries,
     needed_files,
     needed_versions,
 )
@@ -101,8 +102,9 @@ def pin(checkpoint: Path, batch_id: int, target: Path, *, committed: bool = True
             place = target / os.path.relpath(folder, checkpoint)
             if top == "state" and any(map(is_version, files)):
                 _pin_versions(Path(folder), batch_id, place)
-            for name in files:
-                if not is_left_out(name) and not (top == "state" and is_version(name)):
+            others = needed_entries(files) if top == "sources" else [name for name in files if not is_version(name)]
+            for name in others:
+                if not is_left_out(name):
                     _link(Path(folder, name), place / name, may_vanish=True)
 
 

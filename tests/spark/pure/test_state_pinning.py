@@ -364,11 +364,34 @@ def test_a_batch_that_cannot_be_pinned_leaves_nothing(query: Query, pins: Pins, 
     assert pins.directories() == []
 
 
+@pytest.mark.parametrize(
+    ("names", "needed"),
+    [
+        ("0 1 2", "0 1 2"),
+        ("0 8 9.compact 10 19.compact 20", "0 8 9.compact 10 19.compact 20"),
+        ("0 8 9.compact 10 19.compact 20 29.compact", "9.compact 10 19.compact 20 29.compact"),
+        ("8 9.compact 10 18 19.compact 20 29.compact 30 39.compact", "19.compact 20 29.compact 30 39.compact"),
+        ("3.compact 4.compact 5.compact 6.compact", "4.compact 5.compact 6.compact"),  # an interval of 1
+        ("0 9.compact 19.compact 29.compact offsets", "9.compact 19.compact 29.compact offsets"),  # another source's file
+    ],
+)
+def test_older_entries_of_a_log_of_files_are_not_kept(query: Query, tmp_path: Path, names: str, needed: str) -> None:
+    """Spark keeps what a whole entry replaces for ten minutes: hundreds of files, at a micro-batch a second."""
+    for name in names.split():
+        query.write(f"sources/1/{name}", "files")
+    files = take(query, 4, tmp_path / "snapshot")
+    assert [file for file in files if file.startswith("sources/")] == sorted(
+        ["sources/0/0", *(f"sources/1/{name}" for name in needed.split())]
+    )
+
+
 def test_what_spark_retains_for_other_batches_is_not_linked(query: Query, tmp_path: Path) -> None:
     """A hundred batches of each state partition, by default: to link them all would hold the query up at each checkpoint."""
     query.whole(2, ["old.sst"])
     query.whole(4, ["a.sst"], ["l.log"])
     query.write("state/0/0/SSTs/newer.sst", "of a version that is not written yet")
+    for entry in ("0", *(f"{number}9.compact" for number in ("", 1, 2, 3)), "30"):
+        query.write(f"sources/1/{entry}", "files")
     files = take(query, 4, tmp_path / "snapshot")
     pinned = tmp_path / "snapshot"
     assert files == sorted(file.relative_to(pinned).as_posix() for file in pinned.rglob("*") if file.is_file())
