@@ -16,7 +16,7 @@ from dagster_checkpoints.spark.errors import SnapshotError
 from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS
 
 _VERSION_FILE = re.compile(r"^(\d+)\.(zip|changelog|snapshot|delta)$")
-_SOURCE_FILE = re.compile(r"^sources/(\d+)/(\d+)(\.compact)?$")
+_SOURCE_LOG = re.compile(r"^sources/(\d+)$")
 _SOURCE_ENTRY = re.compile(r"^(\d+)(\.compact)?$")
 _WHOLE_ENTRIES = 3
 """The newest whole entries of a source's log that are kept. Spark reads from the newest one on, and takes the distance of the two
@@ -61,6 +61,11 @@ def is_version(name: str) -> bool:
     return _VERSION_FILE.match(name) is not None
 
 
+def is_source_log(folder: str) -> bool:
+    """Whether a folder holds what Spark keeps of a source: what a source keeps below it is its own."""
+    return _SOURCE_LOG.match(folder) is not None
+
+
 def is_immutable(path: str) -> bool:
     """Whether a version's .zip names the file."""
     return path.rpartition("/")[0].rpartition("/")[2] in IMMUTABLE
@@ -89,7 +94,7 @@ def needed_files(paths: Collection[str], batch_id: int, named_in: Callable[[str]
     kept = []
     for path in paths:
         folder, _, name = path.rpartition("/")
-        if _SOURCE_FILE.match(path):
+        if is_source_log(folder):
             logs[folder].append(name)
         elif is_immutable(path):
             others[_store_of(path)].append(path)
@@ -178,8 +183,9 @@ def check_read_files(paths: Collection[str], offsets: str, where: str) -> None:
     entries: dict[int, set[int]] = defaultdict(set)
     whole: dict[int, set[int]] = defaultdict(set)
     for path in paths:
-        if match := _SOURCE_FILE.match(path):
-            (whole if match[3] else entries)[int(match[1])].add(int(match[2]))
+        folder, _, name = path.rpartition("/")
+        if (log := _SOURCE_LOG.match(folder)) and (entry := _SOURCE_ENTRY.match(name)):
+            (whole if entry[2] else entries)[int(log[1])].add(int(entry[1]))
     texts = offsets.splitlines()[2:]
     logged = {text for source, text in enumerate(texts) if source in entries or source in whole}
     for source, text in enumerate(texts):

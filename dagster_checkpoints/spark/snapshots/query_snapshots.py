@@ -26,6 +26,7 @@ from dagster_checkpoints.spark.snapshots.query_files import (
     check_read_files,
     check_state_partitions,
     is_left_out,
+    is_source_log,
     is_version,
     log_files,
     names_in_zip,
@@ -99,13 +100,15 @@ def pin(checkpoint: Path, batch_id: int, target: Path, *, committed: bool = True
     for top in ("sources", "state"):
         for folder, folders, files in os.walk(checkpoint / top):
             folders[:] = [name for name in folders if name not in IMMUTABLE]
-            place = target / os.path.relpath(folder, checkpoint)
+            relative = os.path.relpath(folder, checkpoint)
             if top == "state" and any(map(is_version, files)):
-                _pin_versions(Path(folder), batch_id, place)
-            others = needed_entries(files) if top == "sources" else [name for name in files if not is_version(name)]
-            for name in others:
+                _pin_versions(Path(folder), batch_id, target / relative)
+                files = [name for name in files if not is_version(name)]
+            elif is_source_log(relative):
+                files = needed_entries(files)
+            for name in files:
                 if not is_left_out(name):
-                    _link(Path(folder, name), place / name, may_vanish=True)
+                    _link(Path(folder, name), target / relative / name, may_vanish=True)
 
 
 def _pin_versions(store: Path, batch_id: int, target: Path, looks: int = 3) -> None:

@@ -373,6 +373,7 @@ def test_a_batch_that_cannot_be_pinned_leaves_nothing(query: Query, pins: Pins, 
         ("8 9.compact 10 18 19.compact 20 29.compact 30 39.compact", "19.compact 20 29.compact 30 39.compact"),
         ("3.compact 4.compact 5.compact 6.compact", "4.compact 5.compact 6.compact"),  # an interval of 1
         ("0 9.compact 19.compact 29.compact offsets", "9.compact 19.compact 29.compact offsets"),  # another source's file
+        ("own/0.compact own/1.compact own/2.compact own/3.compact", "own/0.compact own/1.compact own/2.compact own/3.compact"),
     ],
 )
 def test_older_entries_of_a_log_of_files_are_not_kept(query: Query, tmp_path: Path, names: str, needed: str) -> None:
