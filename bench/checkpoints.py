@@ -14,6 +14,7 @@ from bench import throughput
 from bench.environment import Environment
 from bench.measures import Measure, below
 from bench.variants import chained
+from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS
 from dagster_checkpoints.spark.snapshots.query_snapshots import pin
 
 PART = "Checkpoints"
@@ -41,10 +42,11 @@ def measure(environment: Environment) -> Iterator[Measure]:
 def state_directory(checkpoint: Path, files: int) -> int:
     """Write a query's checkpoint directory with `files` state files, in RocksDB's layout. Returns its newest batch."""
     batch, partitions = 20, 10
-    for log in ("offsets", "commits"):
+    described = json.dumps({"conf": {STATE_PARTITIONS: str(partitions)}})
+    for log, entry in (("offsets", described), ("commits", "{}")):
         (checkpoint / log).mkdir(parents=True)
         for number in range(batch + 1):
-            (checkpoint / log / str(number)).write_text("v1\n{}\n")
+            (checkpoint / log / str(number)).write_text(f"v1\n{entry}\n")
     (checkpoint / "metadata").write_text("{}")
     per_partition = files // partitions
     for partition in range(partitions):
