@@ -88,20 +88,23 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     """
 
     storage: str | None = None
-    """Root of the checkpoints: `s3://bucket/prefix`, `file:///path` or a path; `dg.EnvVar` may be used. Default: the environment
-    variable CHECKPOINT_STORAGE, else the directory `checkpoints` below DAGSTER_HOME."""
+    """Root of the checkpoints of all pipelines: `s3://bucket/prefix`, `file:///path` or a path; `dg.EnvVar` may be used. Default:
+    the environment variable CHECKPOINT_STORAGE, else the directory `checkpoints` below DAGSTER_HOME, if Dagster keeps its runs on
+    one machine."""
     interval: float | None = Field(default=60.0, gt=0)
-    """Seconds between periodic checkpoints; None for no periodic checkpoints: then sinks commit when the job ends, and a failure
-    before that restarts the job from its beginning."""
+    """Seconds between periodic checkpoints. None: there are none; sinks commit when the job ends, and a failure before that
+    restarts the job from its beginning."""
     timeout: float = Field(default=600.0, gt=0)
     """Seconds after which an incomplete checkpoint is aborted."""
     initial_delay: float | None = Field(default=None, ge=0)
-    """Seconds from the moment when all stages run to the first periodic checkpoint; None for `interval`."""
+    """Seconds from the moment when all stages run to the first periodic checkpoint, also after a restart; None for `interval`.
+    Not with `interval=None`."""
     min_pause: float = Field(default=0.0, ge=0)
-    """Least seconds between the end of a checkpoint and the beginning of the next periodic one."""
+    """Least seconds between the end of a checkpoint and the beginning of the next periodic one. Not with `interval=None`."""
     max_concurrent: int = Field(default=1, ge=1)
-    """Maximum number of checkpoints in progress at the same time. With more than one, a checkpoint that takes longer than
-    `interval` to be stored does not delay the next; when a newer one completes first, the older is aborted."""
+    """Maximum number of checkpoints in progress at the same time, without savepoints. With more than one, a checkpoint that takes
+    longer than `interval` to be stored does not delay the next; when a newer one completes first, the older is aborted
+    (`CHECKPOINT_SUBSUMED`), and no record is lost."""
     mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
     """What a stage with several inputs does. "exactly_once": it waits for the barriers of all of them. "at_least_once": it never
     waits, and after a failure rows may be counted, and written to sinks, twice."""
@@ -122,29 +125,31 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     retained: int = Field(default=1, ge=1)
     """Number of completed checkpoints that are kept."""
     restart_strategy: Literal["fixed_delay", "exponential_delay", "failure_rate"] = "fixed_delay"
-    """The failures after which the unfinished stages of a run restart from the latest checkpoint: "fixed_delay": the first
-    `restart_attempts` failures of the run. "exponential_delay": `restart_attempts` consecutive failures, after growing delays;
-    after `restart_interval` seconds without a failure, count and delay begin again. "failure_rate": `restart_attempts` failures
-    within any `restart_interval` seconds."""
+    """The failures after which the unfinished stages of a run restart from the latest checkpoint; they are counted for the whole
+    run. "fixed_delay": the first `restart_attempts` failures; use another one for a pipeline that runs for months.
+    "exponential_delay": `restart_attempts` consecutive failures, after growing delays; after `restart_interval` seconds without a
+    failure, count and delay begin again. "failure_rate": `restart_attempts` failures within any `restart_interval` seconds."""
     restart_attempts: int | None = Field(default=3, ge=0)
-    """Maximum number of restarts; 0 for none. None for no limit, with "exponential_delay" only."""
+    """Maximum number of restarts; 0 for none. None for no limit, with "exponential_delay" only. Some errors are not tried
+    again."""
     restart_delay: float = Field(default=1.0, ge=0)
     """Seconds before a restart; with "exponential_delay" before the first of consecutive restarts."""
     restart_delay_multiplier: float = Field(default=1.5, ge=1)
     """Factor by which an exponential delay grows from restart to restart, at least 1."""
     restart_delay_maximum: float = Field(default=60.0, ge=0)
-    """Maximum of an exponential delay, seconds."""
+    """Most seconds of an exponential delay."""
     restart_interval: float = Field(default=3600.0, ge=0)
-    """Seconds; see `restart_strategy`. "fixed_delay" does not use it."""
+    """Period of "failure_rate" and of "exponential_delay", in seconds; see `restart_strategy`."""
     failover_strategy: FailoverStrategy = "region"
     """The stages that restart. "region": those connected with the stage that failed, by inputs in either direction and over any
     number of stages; the others go on. "full": all."""
     lease_seconds: float = Field(default=30.0, gt=0)
-    """Seconds without a renewal of its lease after which another run may take the pipeline over."""
+    """Seconds without a renewal of its lease after which another run may take the pipeline over; at once if the process that held
+    the lease is known to have ended."""
     work_directory: str | None = None
-    """Directory of records between stages and of Spark's own files: a path, `~` or `file:///path`. The driver and all of Spark's
-    executors must see it under the same path, which is checked at start. Default: a directory for temporary files, with a local
-    Spark only; required with any other master."""
+    """Directory of records between stages and of Spark's own files: a path, `~`, `file:///path`, or a URL of Hadoop's (`hdfs://`,
+    `s3a://`). The driver and all of Spark's executors must see it under the same path, which is checked at start. It needs no
+    backup. Default: a directory for temporary files, with a local Spark only; required with any other master."""
     max_queued_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
     """Size of the records of a channel that its consumer has not read, in bytes, from which the stage waits."""
     batch_seconds: float = Field(default=BATCH_SECONDS, gt=0)
@@ -159,32 +164,35 @@ class CheckpointCoordinatorResource(KnownSettings, dg.ConfigurableResource):
     freshness policies and checks see its rows; what was committed in between is shown by the next one. 0: each commit. None: a
     stage is materialized only when it has finished."""
     sample_rows: int = Field(default=0, ge=0, le=100)
-    """Number of rows of a commit that its materialization shows, as a table; they are taken from one instance."""
+    """Number of rows of a commit that its materialization shows, as a table; they are taken from one instance, and stored in
+    Dagster's event log: not for personal data."""
     savepoint_on_termination: bool = False
     """Whether a run that Dagster terminates suspends the pipeline first, with a savepoint from which the next run continues.
     Otherwise the next run continues from the newest checkpoint."""
     termination_timeout: float = Field(default=60.0, gt=0)
     """Seconds for that savepoint; after that the run is cancelled without it."""
     request_poll_seconds: float | None = Field(default=None, gt=0)
-    """Seconds between two polls for control requests in storage (one LIST each); by default 1 on S3, 0.02 in a directory."""
+    """Seconds between two polls for control requests in storage (one LIST each); None for 1 on S3, and 0.02 in a directory."""
     status_seconds: float = Field(default=5.0, gt=0)
-    """Seconds between two versions of the running pipeline's status in storage (one PUT each)."""
+    """Seconds between two versions of `status.json` in storage, which sensors and displays read (one PUT each)."""
     metrics: bool = False
     """Whether each run sends its numbers to the OpenTelemetry collector that environment variables (`OTEL_...`) name; needs the
     extra `otel`."""
     trace: str | None = None
     """For bug reports: the directory below which each run writes the events and actions of its state machines, as
-    `<pipeline>/<run id>-e<epoch>.trace`; `dagster-checkpoints replay FILE` shows it. A path; default: no trace."""
+    `<pipeline>/<run id>-e<epoch>.trace`; `dagster-checkpoints replay FILE` shows it. None for no trace."""
     share_java_classes: bool = True
     """Whether Spark starts with an archive of its Java classes (class data sharing), which halves the processor time of its
     start. A run that finds none makes it in the user's cache directory: about 200 MB."""
     spark_config: dict[str, Any] = Field(default={})
     """Settings of the Spark session, such as `{"spark.master": "local[4]"}`, nested or flat; values may be `dg.EnvVar`."""
     spark: LazyPySparkResource | None = None
-    """A `dagster_pyspark` resource, of which only `spark_config` is used: the session is created on another thread than
-    Dagster's, where Dagster cannot interrupt it in the middle of a call."""
+    """A `dagster_pyspark` resource, instead of `spark_config` or beside it, whose settings then come before those of the same
+    names. Only its `spark_config` is used: the session is created on another thread than Dagster's, where Dagster cannot
+    interrupt it in the middle of a call."""
     s3: S3Resource | None = None
-    """The `dagster_aws` resource whose client is used for `s3://` storage; default: a client with boto3's own configuration."""
+    """The `dagster_aws` resource whose client is used for `s3://` storage: endpoint, region, credentials. None for a client with
+    boto3's own configuration."""
 
     @field_validator("spark", "s3", mode="before")
     @classmethod

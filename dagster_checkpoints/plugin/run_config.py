@@ -56,8 +56,8 @@ class PipelineRunConfig(KnownSettings, dg.Config):
     allow_non_restored_state: bool = False
     """Start although the checkpoint holds state of stages that the pipeline no longer has; that state is ignored."""
     allow_moved_pipeline: bool = False
-    """Treat the pipeline as the one in storage, although its code location and most of its asset keys have changed since its
-    latest run."""
+    """Confirm that the pipeline is the one in storage, although its code location and most of its asset keys have changed since
+    its latest run."""
     allow_older_checkpoint: bool = False
     """If the checkpoint is corrupt or incomplete, try older retained checkpoints."""
     allow_changed_plan: bool = False

@@ -120,6 +120,8 @@ def test_links_have_existing_targets(page: Path) -> None:
             assert anchor in anchors(target), f"{name(page)} links to {link}; {name(target)} has {sorted(anchors(target))}"
 
 
+TABLES = runpy.run_path(str(REPOSITORY / "docs/settings.py"))
+"""What writes the tables of settings."""
 SITE = runpy.run_path(str(REPOSITORY / "docs/conf.py"))
 """What `make docs` is configured with; it needs no generator to be read."""
 
@@ -365,9 +367,7 @@ def test_every_setting_named_exists(page: Path) -> None:
 
 
 SETTINGS = {
-    "The resource": CheckpointCoordinatorResource,
-    "A run": PipelineRunConfig,
-    "A savepoint": SavepointConfig,
+    **TABLES["OWNERS"],
     "Stages": (Stage, dagster_checkpoints.bounded_source, dagster_checkpoints.unbounded_source, dagster_checkpoints.stage),
     "Inputs": dagster_checkpoints.StageInput,
     "Sinks": dagster_checkpoints.ParquetSink,
@@ -383,19 +383,27 @@ def test_the_configuration_page_explains_every_setting_and_no_other(heading: str
     assert explained == expected
 
 
-def test_the_defaults_on_the_configuration_page_are_those_of_the_code() -> None:
-    text = dict(sections(CONFIGURATION, "##"))["The resource"]
-    shown = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", text, re.MULTILINE))
-    numbers = {
-        name: field.default
-        for name, field in CheckpointCoordinatorResource.model_fields.items()
-        if isinstance(field.default, int | float)
-    }
-    assert len(numbers) > 10
-    for name, default in numbers.items():
-        said = shown[name].strip("`").removesuffix(" s")
-        value = float(said.removesuffix(" MiB")) * 2**20 if said.endswith("MiB") else ast.literal_eval(said)
-        assert value == default, f"{name}: the page has {shown[name]}, the code {default}"
+def test_the_tables_of_settings_are_those_of_the_code() -> None:
+    page = CONFIGURATION.read_text(encoding="utf-8")
+    assert page == TABLES["written"](page), "Write them again: python docs/settings.py"
+
+
+class Settings(KnownSettings):
+    first: float = 0.5
+    """Seconds of `a|b`."""
+    new: int = 2**20
+    """In bytes."""
+    last: str | None = None
+    """The
+    last."""
+
+
+def test_a_new_setting_gets_its_row_and_a_removed_one_loses_it() -> None:
+    page = "| setting |\n|---|\n| `first` | 1 | Old. | [x](y.md) |\n\nText.\n\n| `last` | | | |\n| `gone` | 1 | Old. |  |\n"
+    assert TABLES["rows"](page, Settings) == (
+        "| setting |\n|---|\n| `first` | 0.5 s | Seconds of `a\\|b`. | [x](y.md) |\n| `new` | 1 MiB | In bytes. |  |\n\n"
+        "Text.\n\n| `last` | `None` | The last. |  |\n"
+    )
 
 
 @pytest.mark.parametrize("owner", KnownSettings.__subclasses__(), ids=lambda owner: owner.__name__)

@@ -83,12 +83,12 @@ class SavepointConfig(KnownSettings, dg.Config):
     sources end first, every window is emitted, and the next run is a new start."""
     bounded: Bounded = Bounded.cut
     """Of a drain: `cut` ends bounded sources where they are; `finish` waits until they have been read to their end, while
-    unbounded sources go on, and drains then. `cut` by default."""
+    unbounded sources go on, and drains then."""
     path: str = ""
-    """Directory in which the savepoint is made: `s3://...`, `file:///...` or an absolute path; by default the pipeline's own
+    """Directory in which the savepoint is made: `s3://...`, `file:///...` or an absolute path; empty for the pipeline's own
     `savepoints/`."""
     deadline: float = Field(default=600.0, gt=0)
-    """Longest time that the pipeline may take, in seconds; 600 by default."""
+    """Longest time that the pipeline may take, in seconds."""
     retention: SavepointRetention | None = None
     """Of a schedule: which of its earlier savepoints are deleted; None to delete none."""
 
