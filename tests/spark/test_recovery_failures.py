@@ -22,6 +22,7 @@ from dagster_checkpoints.spark.job.events import (
     JobRestarting,
     JobStarted,
     PipelineAcquired,
+    QueryStarted,
     StageFinished,
 )
 from dagster_checkpoints.storage import CheckpointStorage, open_store
@@ -103,6 +104,50 @@ class Fragile(Stage):
                 self.fault.unlink()
             raise ValueError("a plane without wings")  # the user's own line
         return batch
+
+
+def test_no_checkpoint_completes_without_the_state_that_was_deleted(lab: Any) -> None:
+    """By a program that cleans the work directory: behind a batch and behind a restore, each in front of a checkpoint."""
+    minutes = iter(range(0, 1000, 40))
+
+    def more() -> None:
+        first = next(minutes)
+        lab.put("live", ROWS, [(k, lab.at(60 * m), m) for m in range(first, first + 40) for k in "ab"])
+
+    def refused_without_state(job: Any) -> None:
+        for folder in (lab.folder / "work").rglob("state"):
+            shutil.rmtree(folder)
+        failed = len(job.of(CheckpointNotDone))
+        job.ask("checkpoint")
+        job.wait_until(lambda: len(job.of(CheckpointNotDone)) > failed)
+        message = job.of(CheckpointNotDone)[-1].message
+        assert "expected the state of 1 stateful operators, found no version in ['state/0']: another program has" in message
+
+    more()
+    options: Any = {"interval": 3600.0, "restart": FixedDelayRestart(9, 0.1)}
+    job = lab.start(Pipeline("cleaned", live_hours(lab)), **options)
+    job.wait_until(lambda: job.execution.rows().get("live") == 80)
+    take_checkpoint(job)
+    more()
+    job.wait_until(lambda: job.execution.rows().get("live") == 160)
+    refused_without_state(job)
+    more()
+    cause = job.wait_for(JobRestarting).cause
+    assert "the work directory cannot be used" in cause and "/state/0/" in cause
+    job.wait_until(lambda: job.execution.rows().get("live") == 240)
+    job.wait_until(lambda: job.execution.rows().get("hours") == 2)
+    take_checkpoint(job)
+    job.cancel()
+    job.result()
+
+    job = lab.start(Pipeline("cleaned", live_hours(lab)), **options)
+    job.wait_for(QueryStarted)
+    refused_without_state(job)  # no batch has run
+    more()
+    job.wait_for(JobRestarting)
+    job.drain()
+    job.finished()
+    lab.check(in_hours(lab.table("live", ROWS)), "hours")
 
 
 def test_a_stage_that_raises_is_restarted_from_the_checkpoint(lab: Any) -> None:

@@ -15,7 +15,7 @@ from linecache import getline
 
 from dagster_checkpoints.own_code import own_frames
 from dagster_checkpoints.pipeline import FunctionSplitSource, FunctionStage, Stage
-from dagster_checkpoints.spark.query.error_text import DiskFull, text_of_error
+from dagster_checkpoints.spark.query.error_text import QueryFilesError, text_of_error
 
 _WORKER_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)', re.MULTILINE)
 
@@ -60,7 +60,7 @@ def located(error: BaseException, stage: Stage, advice: str = "") -> str:
         stage: The stage; without a line of the user's, the text names the line of its definition.
         advice: What to do; empty if that is not known.
     """
-    if isinstance(error, DiskFull):
+    if isinstance(error, QueryFilesError):
         return str(error)
     line = own_line(error, stage.location.file)
     where = f"at {line}" if line is not None else f"in the stage that {stage.location} defines"

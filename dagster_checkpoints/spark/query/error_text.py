@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -62,28 +63,60 @@ def _without_appendices(text: str, *, analysis: bool) -> str:
 
 _FULL = re.compile(r"(?:java\.io\.IOException|RocksDBException)\b[^\n]*(No space left on device|Disk quota exceeded)")
 
-
-class DiskFull(Exception):
-    """Spark could not write a file of a query; the code of its stages is not the cause."""
+_NOT_FOUND = re.compile(r"\bjava\.(?:io\.FileNotFoundException|nio\.file\.NoSuchFileException): ([^\n]*)")
 
 
-def disk_full(error: BaseException, directory: WorkPath) -> DiskFull | None:
-    """What Spark's error says of a full disk; None if it says something else.
+class QueryFilesError(Exception):
+    """Spark could not write or read a query's own files; the code of its stages is not the cause."""
+
+
+def query_files_error(error: BaseException, directory: WorkPath) -> QueryFilesError | None:
+    """What an error, or the state of the directory after it, says of the query's files; None if they are not the cause.
 
     Args:
         error: the error with which a query has ended. Those of Python, as of a sink, name the place by themselves.
         directory: the directory of the query's files, in the work directory.
     """
-    found = _FULL.search(str(error)) if type(error).__module__.partition(".")[0] in ("pyspark", "py4j") else None
-    if found is None:
+    of_spark = type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
+    full = _FULL.search(str(error)) if of_spark else None
+    if full is not None:
+        text = (
+            f"because a disk is full: expected to write the query's files to the work directory, below {directory}, or to "
+            f"Spark's own directory (spark.local.dir), found: {full[1]}. Free space there, or choose another work_directory"
+        )
+    elif unusable := (of_spark and _unusable(directory)) or _missing(error, str(directory)):
+        text = (
+            "because the work directory cannot be used: expected to write the query's files, and to find them again, below "
+            f"{directory}, found: {unusable}. Check that the directory may be written, and that no other program deletes its "
+            "files (tmpreaper, systemd-tmpfiles); or choose another work_directory"
+        )
+    else:
         return None
-    full = DiskFull(
-        f"because a disk is full: expected to write the query's files to the work directory, below {directory}, or to Spark's "
-        f"own directory (spark.local.dir), found: {found[1]}. Free space there, or choose another work_directory. Nothing is "
-        "lost: what no checkpoint has committed is read again"
-    )
-    full.__cause__ = error
-    return full
+    found = QueryFilesError(f"{text}. Nothing is lost: what no checkpoint has committed is read again")
+    found.__cause__ = error
+    return found
+
+
+def _unusable(directory: WorkPath) -> str:
+    """Why nothing can be written to a directory of this machine; empty if that is possible, or if it is elsewhere."""
+    if not isinstance(directory, Path):
+        return ""  # an error of its server says so
+    try:
+        probe = directory / ".probe"
+        probe.touch()
+        probe.unlink()
+    except FileNotFoundError:
+        return "it was deleted"
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _missing(error: BaseException, directory: str) -> str:
+    """What an error says of a missing file of the query; empty if it says nothing."""
+    if isinstance(error, FileNotFoundError):
+        return str(error) if str(error.filename).startswith(directory) else ""
+    return next((line for line in _NOT_FOUND.findall(str(error)) if directory in line), "")
 
 
 _CONDITION = "FAILED_READ_FILE"

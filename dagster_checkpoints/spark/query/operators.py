@@ -69,13 +69,13 @@ class StatefulOperators:
     def __init__(self) -> None:
         self._operators: tuple[_Operator, ...] | None = None
 
-    def exist(self, plan: Any) -> bool:
-        """Whether an executed plan holds a stateful operator.
+    def count(self, plan: Any) -> int:
+        """The number of stateful operators that an executed plan holds.
 
         Args:
             plan: The executed plan of a batch, a JVM object; also in the following methods.
         """
-        return bool(self._find(plan))
+        return sum(operator.writes for operator, _ in self._find(plan))
 
     def act_on_event_time(self, plan: Any) -> bool:
         """Whether an operator needs an extra batch when event time moves, to emit rows or to remove state."""

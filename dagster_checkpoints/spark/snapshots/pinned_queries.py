@@ -48,18 +48,19 @@ class PinnedQuery(Protocol):
         """
 
 
-def pin_query(checkpoint: WorkPath, batch_id: int, folder: Path, *, committed: bool = True) -> PinnedQuery:
+def pin_query(checkpoint: WorkPath, batch_id: int, folder: Path, *, operators: int = 0, committed: bool = True) -> PinnedQuery:
     """Pin a query's checkpoint directory; the query is between two batches.
 
     Args:
         checkpoint: The query's checkpoint location.
         batch_id: A committed batch, and the newest one.
         folder: A directory of this machine that does not exist yet, for links and copies.
+        operators: The number of stateful operators that the query is known to have.
         committed: False for a batch that has run, and that the query has not committed: the caller writes the entry in `folder`.
     """
     if isinstance(checkpoint, Path):
         pin(checkpoint, batch_id, folder, committed=committed)
-        return LinkedQuery(folder, batch_id)
+        return LinkedQuery(folder, batch_id, operators)
     assert isinstance(checkpoint, HadoopPath)
     for name in log_files(batch_id, committed=committed):
         target = folder / name
@@ -69,7 +70,7 @@ def pin_query(checkpoint: WorkPath, batch_id: int, folder: Path, *, committed: b
     # A version that was listed above may name SSTs that are newer than the listing.
     later = _below(checkpoint, batch_id) if any(path.endswith(".zip") for path in versions) else versions
     found = {**{path: status for path, status in later.items() if is_immutable(path)}, **versions}
-    return ReferencedQuery(checkpoint, batch_id, folder, found)
+    return ReferencedQuery(checkpoint, batch_id, folder, found, operators)
 
 
 def _below(checkpoint: HadoopPath, batch_id: int) -> dict[str, FileStatus]:
@@ -98,11 +99,12 @@ class QueryPins:
         self._numbers = itertools.count()
         self._newest: SharedPin | None = None
 
-    def pin(self, batch_id: int) -> SharedPin:
+    def pin(self, batch_id: int, operators: int = 0) -> SharedPin:
         """Pin the query, which is between two batches, unless the batch is pinned already. The caller releases the result.
 
         Args:
             batch_id: The newest committed batch.
+            operators: The number of stateful operators that the query is known to have.
         """
         newest = self._newest
         if newest is not None and newest.batch_id == batch_id and newest.hold():
@@ -112,7 +114,7 @@ class QueryPins:
             newest.release()
         folder = self._folder / f"{batch_id}-{next(self._numbers)}"
         try:
-            query = pin_query(self._checkpoint, batch_id, folder)
+            query = pin_query(self._checkpoint, batch_id, folder, operators=operators)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -172,13 +174,15 @@ class LinkedQuery:
     Attributes:
         folder: The directory.
         batch_id: The batch.
+        operators: The number of stateful operators that the query is known to have.
     """
 
     folder: Path
     batch_id: int
+    operators: int
 
     def files(self) -> Mapping[str, StateSource]:
-        return {file.as_posix(): LocalSource(self.folder / file) for file in prune(self.folder, self.batch_id)}
+        return {file.as_posix(): LocalSource(self.folder / file) for file in prune(self.folder, self.batch_id, self.operators)}
 
 
 @dataclass(frozen=True)
@@ -190,12 +194,14 @@ class ReferencedQuery:
         batch_id: The batch.
         folder: The directory of the copies.
         found: The files by their path below the checkpoint location.
+        operators: The number of stateful operators that the query is known to have.
     """
 
     checkpoint: HadoopPath
     batch_id: int
     folder: Path
     found: Mapping[str, FileStatus]
+    operators: int = 0
 
     def files(self) -> Mapping[str, StateSource]:
         sources = {path: RemoteSource(status, self.folder / path) for path, status in self.found.items()}
@@ -211,7 +217,7 @@ class ReferencedQuery:
         logs = log_files(self.batch_id)
         offsets = (self.folder / f"offsets/{self.batch_id}").read_text(encoding="utf-8")
         check_read_files(self.found, offsets, str(self.checkpoint))
-        check_state_partitions(self.found, offsets, read, str(self.checkpoint))
+        check_state_partitions(self.found, offsets, read, str(self.checkpoint), self.operators)
         needed = needed_files([*logs, *sources], self.batch_id, names, str(self.checkpoint))
         return {path: sources[path] if path in sources else LocalSource(self.folder / path) for path in needed}
 

@@ -204,7 +204,9 @@ def check_read_files(paths: Collection[str], offsets: str, where: str) -> None:
             )
 
 
-def check_state_partitions(paths: Collection[str], offsets: str, read: Callable[[str], bytes], where: str) -> None:
+def check_state_partitions(
+    paths: Collection[str], offsets: str, read: Callable[[str], bytes], where: str, operators: int = 0
+) -> None:
     """Check that each stateful operator has a version of each of its state stores: without one of them Spark cannot go on.
 
     Source: Spark's `StateStoreId`: `state/<operator>/<partition>/<store>`. An operator without a key has one partition, whatever
@@ -215,6 +217,7 @@ def check_state_partitions(paths: Collection[str], offsets: str, read: Callable[
         offsets: The entry of the offset log of the batch.
         read: Returns the bytes of a file of `paths`.
         where: As for :func:`needed_files`.
+        operators: The number of stateful operators that the query is known to have; Spark numbers them from 0.
 
     Raises:
         SnapshotError: A state store has no version; the text names it.
@@ -223,6 +226,10 @@ def check_state_partitions(paths: Collection[str], offsets: str, read: Callable[
     for path in paths:
         if (store := _STORE.match(path)) and is_version(path.rpartition("/")[2]):
             stores[store[1]].add((int(store[2]), store[3] or ""))
+    if lost := [f"state/{number}" for number in range(operators) if str(number) not in stores]:
+        raise SnapshotError(
+            f"{where}: expected the state of {operators} stateful operators, found no version in {lost[:3]}{_DELETED}"
+        )
     of_query = int(json.loads(offsets.splitlines()[1])["conf"][STATE_PARTITIONS]) if stores else 0
     for operator, found in stores.items():
         partitions, names = {partition for partition, _ in found}, {name for _, name in found}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_checkpoints.files.durable import link_or_new_file
 from dagster_checkpoints.spark.errors import SnapshotError
-from dagster_checkpoints.spark.files.work_path import WorkPath, url
+from dagster_checkpoints.spark.files.work_path import WorkPath, entries_of, url
 from dagster_checkpoints.spark.jvm import jvm_of
 from dagster_checkpoints.spark.snapshots.query_files import (
     IMMUTABLE,
@@ -132,8 +132,13 @@ def _pin_versions(store: Path, batch_id: int, target: Path, looks: int = 3) -> N
     return None
 
 
-def prune(pinned: Path, batch_id: int) -> list[Path]:
+def prune(pinned: Path, batch_id: int, operators: int = 0) -> list[Path]:
     """The files of a pinned directory that a restore at `batch_id` needs, relative to `pinned`, sorted.
+
+    Args:
+        pinned: The directory.
+        batch_id: The pinned batch.
+        operators: The number of stateful operators that the query is known to have.
 
     Raises:
         SnapshotError: A file that is needed is missing; the text names it.
@@ -141,9 +146,14 @@ def prune(pinned: Path, batch_id: int) -> list[Path]:
     paths = [file.relative_to(pinned).as_posix() for file in _files(pinned)]
     offsets = (pinned / f"offsets/{batch_id}").read_text(encoding="utf-8")
     check_read_files(paths, offsets, str(pinned))
-    check_state_partitions(paths, offsets, lambda path: (pinned / path).read_bytes(), str(pinned))
+    check_state_partitions(paths, offsets, lambda path: (pinned / path).read_bytes(), str(pinned), operators)
     needed = needed_files(paths, batch_id, lambda archive: names_in_zip(pinned / archive), str(pinned))
     return [Path(path) for path in needed]
+
+
+def state_operators(checkpoint: WorkPath) -> int:
+    """The number of stateful operators whose state is in a query's checkpoint directory."""
+    return sum(entry.name.isdigit() for entry in entries_of(checkpoint / "state"))
 
 
 def relocate(checkpoint: Path, target: WorkPath, partitions: int | None = None) -> None:

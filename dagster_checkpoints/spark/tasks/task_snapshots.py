@@ -83,7 +83,10 @@ class TaskSnapshots:
             own = bool(plan and plan.own_watermark)
             described = self._parts.described
             sources = described.sources if described is not None else None
-            query = (self._pins.pin(batch_id), QuerySnapshot(batch_id, own_watermark=own, sources=sources))
+            query = (
+                self._pins.pin(batch_id, self._watermarks.operators),
+                QuerySnapshot(batch_id, own_watermark=own, sources=sources),
+            )
         pinned = PinnedSnapshot(task, folder, query, due.inputs.channels, tables, transactions)
         pinned.hold()
         self._pinned[checkpoint_id] = pinned

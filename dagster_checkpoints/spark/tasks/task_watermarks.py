@@ -16,6 +16,7 @@ from dagster_checkpoints.execution.task_events import WatermarkReached
 from dagster_checkpoints.spark.errors import EndlessTimersError, TimerRowsDroppedError
 from dagster_checkpoints.spark.query.operators import StatefulOperators, output_watermark
 from dagster_checkpoints.spark.query.query import TaskQuery
+from dagster_checkpoints.spark.snapshots.query_snapshots import state_operators
 from dagster_checkpoints.spark.tasks.counted_rows import LateRows
 from dagster_checkpoints.spark.tasks.task_parts import TaskParts
 
@@ -33,12 +34,14 @@ class TaskWatermarks:
     Attributes:
         late_rows: The numbers of late rows dropped since the job began.
         stateful: Whether the query keeps state; None before a batch has run.
+        operators: The number of its stateful operators: before a batch has run, of those that were restored.
     """
 
     def __init__(self, parts: TaskParts, query: TaskQuery, committed: Callable[[int], int | None]) -> None:
         restored = parts.restored.stages if parts.restored else {}
         self.late_rows = LateRows(parts.pipeline, parts.instances, {name: stage.late_rows for name, stage in restored.items()})
         self.stateful: bool | None = None
+        self.operators = state_operators(query.checkpoint) if parts.restored else 0
         self._output = parts.output
         self._tail = parts.instances[-1]
         self._output_event_time = OutputEventTime(
@@ -89,7 +92,8 @@ class TaskWatermarks:
         if executed is None:
             return
         if self.stateful is None:
-            self.stateful = self._operators.exist(executed)
+            self.operators = self._operators.count(executed)
+            self.stateful = self.operators > 0
         if not self.stateful:
             return
         watermark = self._query.log.planned(batch_id).watermark_ms

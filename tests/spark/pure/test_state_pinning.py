@@ -365,6 +365,37 @@ def test_a_batch_that_cannot_be_pinned_leaves_nothing(query: Query, pins: Pins, 
 
 
 @pytest.mark.parametrize(
+    ("operators", "deleted", "missing"),
+    [
+        (0, "state", []),  # it is not known that it has any
+        (1, "nothing", []),
+        (1, "state", ["state/0"]),
+        (2, "nothing", []),
+        (2, "state/1", ["state/1"]),
+        (2, "state", ["state/0", "state/1"]),
+        (3, "nothing", ["state/2"]),
+    ],
+)
+def test_the_state_of_each_stateful_operator_is_there(
+    query: Query, pins: Pins, operators: int, deleted: str, missing: list[str]
+) -> None:
+    """Deleted as a whole, it leaves no trace in the directory: a checkpoint without it could not be restored."""
+    for version in range(1, 6):
+        query.write(f"state/1/0/{version}.changelog", "changes")
+    shutil.rmtree(query.path / deleted, ignore_errors=True)
+    pinned = pins.pins.pin(4, operators)
+    found: Any = {file.relative_to(query.path).as_posix(): None for file in query.path.rglob("*") if file.is_file()}
+    remote = ReferencedQuery(query.path, 4, query.path, found, operators)  # type: ignore[arg-type]
+    if not missing:
+        assert {file for file in pinned.files() if file.startswith("state/1/")} == {file for file in found if "state/1/" in file}
+        return
+    said = rf"the state of {operators} stateful operators, found no version in {re.escape(str(missing))}"
+    for each in (pinned, remote):
+        with pytest.raises(SnapshotError, match=said):
+            each.files()
+
+
+@pytest.mark.parametrize(
     ("names", "needed"),
     [
         ("0 1 2", "0 1 2"),

@@ -1,0 +1,96 @@
+"""Spark cannot write a query's files: the error names the directory, and not the user's code."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JError
+
+from dagster_checkpoints.pipeline import StageContext, unbounded_source
+from dagster_checkpoints.sinks import SinkUnavailable
+from dagster_checkpoints.spark.query.error_location import located
+from dagster_checkpoints.spark.query.error_text import QueryFilesError
+from dagster_checkpoints.spark.query.query import TaskQuery
+
+
+@unbounded_source
+def live(context: StageContext) -> Any: ...
+
+
+def failure(checkpoint: Path, raised: BaseException, of_batch: BaseException | None = None) -> BaseException | None:
+    query: Any = object.__new__(TaskQuery)
+    query._query = SimpleNamespace(isActive=False, exception=lambda: raised)
+    query._closing, query._gate, query.error, query.checkpoint = False, None, of_batch, checkpoint
+    found: BaseException | None = query.failure()
+    return found
+
+
+FULL = [
+    "java.io.IOException: No space left on device",
+    "org.apache.hadoop.fs.FSError: java.io.IOException: No space left on device\n\tat java.io.FileOutputStream.write(F.java)",
+    "org.rocksdb.RocksDBException: While appending to file: /tmp/x/000012.sst: No space left on device",
+    "Job aborted due to stage failure: Lost task 0.0: java.io.IOException: Disk quota exceeded\n",
+]
+
+
+@pytest.mark.parametrize("text", FULL)
+@pytest.mark.parametrize("in_batch", [False, True])
+def test_a_full_disk_of_spark_is_named_with_the_remedy(text: str, in_batch: bool, tmp_path: Path) -> None:
+    error = Py4JError(text)
+    found = failure(tmp_path, RuntimeError("of the query"), error) if in_batch else failure(tmp_path, error)
+    assert isinstance(found, QueryFilesError) and found.__cause__ is error
+    shown = located(found, live)
+    assert f"below {tmp_path}, or to Spark's own directory (spark.local.dir), found: " in shown
+    assert "Free space there, or choose another work_directory" in shown and str(live.location) not in shown
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+def test_a_directory_that_was_deleted_or_replaced_is_named_with_the_remedy(deleted: bool, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "live"
+    if not deleted:
+        checkpoint.write_text("in its place")
+    error = Py4JError("java.io.FileNotFoundException: state/0/0/1.delta")
+    found = failure(checkpoint, error)
+    assert isinstance(found, QueryFilesError) and found.__cause__ is error
+    shown = located(found, live)
+    assert f"below {checkpoint}, found: {'it was deleted' if deleted else '[Errno 20] Not a directory'}" in shown
+    assert "or choose another work_directory" in shown and str(live.location) not in shown
+
+
+@pytest.mark.parametrize("spark", [True, False])
+def test_a_missing_file_of_the_query_is_named_with_the_remedy(spark: bool, tmp_path: Path) -> None:
+    file = tmp_path / "state/0/1"
+    text = f"File file:{file} does not exist"
+    error = (
+        Py4JError(f"[LOAD]\nCaused by: java.io.FileNotFoundException: {text}\n\tat x")
+        if spark
+        else FileNotFoundError(2, "-", file)
+    )
+    found = failure(tmp_path, error)
+    assert isinstance(found, QueryFilesError) and found.__cause__ is error
+    assert f"below {tmp_path}, found: {text if spark else f'[Errno 2] -: {file!r}'}. Check" in located(found, live)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(2, "No such file", "/data/of/a/stage"),
+        Py4JError("java.io.FileNotFoundException: File /data/of/a/source does not exist"),
+        SinkUnavailable("expected to write to /data, found: java.io.IOException: No space left on device"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        Py4JError("OSError: [Errno 28] No space left on device"),
+        Py4JError("java.io.IOException: Permission denied"),
+    ],
+)
+def test_other_errors_stay_as_they_are(error: Exception, tmp_path: Path) -> None:
+    assert failure(tmp_path, error) is error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_the_users_code_is_not_about_the_directory(tmp_path: Path) -> None:
+    error = ValueError("of a stage")
+    assert failure(tmp_path / "deleted", error) is error
