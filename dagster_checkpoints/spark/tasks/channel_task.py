@@ -188,9 +188,11 @@ class ChannelTask(Task):
         if batch_id < 0:
             return False
         planned = self.query.log.planned(batch_id)
-        read = [s["watermark"] for s in planned.sources if isinstance(s, dict) and "attempt" in s]
+        read = {s["watermark"] for s in planned.sources if isinstance(s, dict) and "attempt" in s}
         newest = self._query_gate.watermark
-        return all(ms == newest for ms in read) and planned.watermark_ms >= self.query.log.next_watermark(batch_id)
+        # A batch that was planned before the first watermark has no offset of the watermark's source.
+        has_read = newest is None or read == {newest}
+        return has_read and planned.watermark_ms >= self.query.log.next_watermark(batch_id)
 
     def _follow_positions(self) -> None:
         """Tell the gate what the query has consumed: the records that it has read, and the marks up to the next records."""

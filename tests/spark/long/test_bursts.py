@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -103,3 +104,31 @@ def test_each_burst_reads_what_is_there_and_a_drain_emits_the_rest(lab: Any) -> 
     lab.check(windows_of(lab.table("history", ROWS).unionByName(lab.table("live", ROWS))), "fused")
     lab.check(windows_of(fed), "behind")
     lab.check([row for name in names for row in lab.rows(lab.table(name, ROWS))], "parts")
+
+
+def test_a_batch_that_was_planned_before_the_first_event_time_is_followed_by_one_for_it(lab: Any) -> None:
+    """While the first batch of the stage behind runs, its source sends event time, has read what was there, and is suspended."""
+
+    @bounded_source(watermark=("ts", "1 minute"))
+    def history(context):
+        return lab.stream("history", ROWS)
+
+    @unbounded_source(watermark=("ts", "1 minute"))
+    def live(context):
+        return lab.stream("live", ROWS)
+
+    @stage(sink=lab.sink("both"))
+    def both(history, live):
+        return history.unionByName(live)
+
+    @stage(sink=lab.sink("behind"))
+    def behind(both):
+        slow = F.udf(lambda v: time.sleep(0.05) or v, "long")
+        return windows_of(both.withColumn("v", slow("v")))
+
+    put(lab, "history", 0, 10)
+    put(lab, "live", 1000, 10)
+    job = lab.start(Pipeline("p", [history, live, both, behind]), until="caught_up", interval=None)
+    assert job.finished().ended_by == "suspend", job.story()
+    due = F.col("start") + F.expr("INTERVAL 10 MINUTES") <= F.lit(lab.at(60 * (1000 + 9 - 1)))
+    lab.check(windows_of(lab.table("history", ROWS).unionByName(lab.table("live", ROWS))).where(due), "behind")
