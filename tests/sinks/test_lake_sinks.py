@@ -201,6 +201,25 @@ def test_files_that_another_program_has_deleted_are_named(lake: LakeRows[Any]) -
     assert lake.rows() == [1]
 
 
+@pytest.mark.parametrize("restored", [2, 1])
+def test_rows_whose_transaction_is_not_recorded_any_more_are_neither_deleted_nor_written_again(
+    lake: LakeRows[Any], restored: int
+) -> None:
+    """Their files look like those of a transaction that was open when its run ended."""
+    sink = lake.opened()
+    for checkpoint_id in (1, 2):
+        sink.commit(lake.staged(sink, checkpoint_id, checkpoint_id))
+    [record] = lake.path.rglob("2-since-0-*.json")
+    kept = record.read_bytes()
+    record.unlink()
+    with pytest.raises(SinkTransactionLost, match=r"1 data files of the table .*Restore that folder"):
+        lake.opened(attempt="a2").recover([], restored=restored)
+    assert lake.rows() == [1, 2]
+    record.write_bytes(kept)
+    lake.opened(attempt="a3").recover([], restored=restored)
+    assert lake.rows() == [1, 2][:restored]
+
+
 # Owners
 
 

@@ -34,7 +34,8 @@ _JOB = re.compile(r"^job\d+-")
 _ATTEMPT = re.compile(r"job(?P<job>\d+)-e(?P<epoch>\d+)(?:\.(?P<history>\w+))?-.*")
 _REMAINDER = re.compile(r"e(?P<epoch>\d+)-[0-9a-f]+-of-(?P<job>\d+(?:\.\w+)?|others)-\d+\.parquet")
 _DATA_FILE = re.compile(
-    rf"{_DATA}/(?P<pipeline>{_NAME})/(?P<stage>{_NAME})-\d+/(?P<attempt>{_NAME})/\d{{6,}}/(?:remainders/)?(?P<file>[^/]+)"
+    rf"{_DATA}/(?P<pipeline>{_NAME})/(?P<stage>{_NAME})-\d+/(?P<attempt>{_NAME})/(?P<number>\d{{6,}})/"
+    r"(?:remainders/)?(?P<file>[^/]+)"
 )
 
 
@@ -70,6 +71,12 @@ class InstanceNames:
             number: the transaction's number in that attempt, from 0.
         """
         return f"{_DATA}/{self.pipeline}/{self.stage}-{self.index}/{attempt}/{number:06d}"
+
+    def transaction_data(self, file: str) -> str | None:
+        """The folder of the transaction that has placed a data file of the instance; None for other files."""
+        found = _DATA_FILE.fullmatch(original_name(file))
+        folder = self.data(found["attempt"], int(found["number"])) if found is not None else None
+        return folder if folder is not None and file.startswith(f"{folder}/") else None
 
     @property
     def _own(self) -> str:

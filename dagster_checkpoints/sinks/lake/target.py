@@ -12,7 +12,7 @@ Spark, nor know a table format.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from dagster_checkpoints.sinks.lake.names import (
     InstanceNames,
     TransactionName,
     attempt_and_number,
+    origin_of,
     original_name,
     staged_name,
     transactions_in,
@@ -153,6 +154,7 @@ class LakeTarget(AtomicTarget):
         return self._ledger()
 
     def committed(self, job: str) -> list[Commit]:
+        self._check_recorded(lambda file: origin_of(file, self._scope.pipeline, self._scope.stage) == job)
         return [Commit(job, name.instance.index, name.checkpoint_id) for name in self._committed(job)]
 
     # Staged rows
@@ -199,10 +201,11 @@ class LakeTarget(AtomicTarget):
         existing = self._existing()
         self._check_not_committed([each for each in existing if each.staged in names and each.attempt != self._attempt])
         left_open = {name: file for name, file in self._left_open(existing).items() if name in names}
-        for name, marker in left_open.items():
+        folders = [self._names.data(file.rpartition("/")[2], int(name.rpartition("-")[2])) for name, file in left_open.items()]
+        self._check_recorded(lambda file: self._names.transaction_data(file) in folders)
+        for folder in folders:
             self._check_owner()  # right before each deletion: an object store has no fenced deletion
-            attempt, number = marker.rpartition("/")[2], int(name.rpartition("-")[2])
-            self._log.files.delete(self._log.files.sizes(self._names.data(attempt, number)))
+            self._log.files.delete(self._log.files.sizes(folder))
         for sealed in existing:
             if sealed.staged in names:
                 self._check_owner()
@@ -350,6 +353,27 @@ class LakeTarget(AtomicTarget):
                     contents[name] = self._files.content(name)
         if contents:
             self._check_not_in_table(contents)
+
+    def _check_recorded(self, concerns: Callable[[str], bool]) -> None:
+        """Check that transactions name the instance's files in the table: others look like files of a transaction that is open.
+
+        Args:
+            concerns: whether a file is among those that are checked.
+
+        Raises:
+            SinkTransactionLost: no transaction names some of them.
+        """
+        if not self._exists():
+            return
+        recorded = {None, *(name.data for name in self._existing())}
+        of = self._names.transaction_data
+        lost = sorted(file for file in self._log.active_files() if of(file) not in recorded and concerns(file))
+        if lost:
+            raise SinkTransactionLost(
+                f"{self._sink}: expected a file in {self._names.transactions} for each transaction whose rows are in the table, "
+                f"found none for {len(lost)} data files of the table ({few(lost)}): another program has deleted it. Nothing was "
+                "changed. Restore that folder from a backup; or begin a new job"
+            )
 
     def _check_not_in_table(self, sealed: Mapping[TransactionName, StagedTransaction]) -> None:
         """Check transactions of earlier attempts of which the table's numbers do not say that they are committed."""
