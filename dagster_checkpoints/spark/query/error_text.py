@@ -63,7 +63,7 @@ def _without_appendices(text: str, *, analysis: bool) -> str:
 
 _FULL = re.compile(r"(?:java\.io\.IOException|RocksDBException)\b[^\n]*(No space left on device|Disk quota exceeded)")
 
-_NOT_FOUND = re.compile(r"\bjava\.(?:io\.FileNotFoundException|nio\.file\.NoSuchFileException): ([^\n]*)")
+_NOT_FOUND = re.compile(r"\b(?:FileNotFound|NoSuchFile)Exception: ([^\n]+)|\b(File [^\n]+ does not exist)")
 
 
 class QueryFilesError(Exception):
@@ -116,7 +116,7 @@ def _missing(error: BaseException, directory: str) -> str:
     """What an error says of a missing file of the query; empty if it says nothing."""
     if isinstance(error, FileNotFoundError):
         return str(error) if str(error.filename).startswith(directory) else ""
-    return next((line for line in _NOT_FOUND.findall(str(error)) if directory in line), "")
+    return next((line for found in _NOT_FOUND.findall(str(error)) for line in found if directory in line), "")
 
 
 _CONDITION = "FAILED_READ_FILE"

@@ -61,18 +61,27 @@ def test_a_directory_that_was_deleted_or_replaced_is_named_with_the_remedy(delet
     assert "or choose another work_directory" in shown and str(live.location) not in shown
 
 
-@pytest.mark.parametrize("spark", [True, False])
-def test_a_missing_file_of_the_query_is_named_with_the_remedy(spark: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "File file:{file} does not exist",  # of the query's own thread
+        "[LOAD]\nCaused by: java.io.FileNotFoundException: File file:{file} does not exist\n\tat x",
+        "Job aborted: java.nio.file.NoSuchFileException: {file}\n\tat x",
+        "java.io.FileNotFoundException: /else (No such file)\nCaused by: java.io.FileNotFoundException: {file} (No such file)",
+    ],
+)
+def test_a_missing_file_of_the_query_is_named_with_the_remedy(text: str, tmp_path: Path) -> None:
     file = tmp_path / "state/0/1"
-    text = f"File file:{file} does not exist"
-    error = (
-        Py4JError(f"[LOAD]\nCaused by: java.io.FileNotFoundException: {text}\n\tat x")
-        if spark
-        else FileNotFoundError(2, "-", file)
-    )
+    error = Py4JError(text.format(file=file))
     found = failure(tmp_path, error)
     assert isinstance(found, QueryFilesError) and found.__cause__ is error
-    assert f"below {tmp_path}, found: {text if spark else f'[Errno 2] -: {file!r}'}. Check" in located(found, live)
+    shown = located(found, live)
+    assert f"below {tmp_path}, found: " in shown and f"{file}" in shown.partition("found: ")[2] and "/else" not in shown
+
+
+def test_a_missing_file_that_python_reads_is_named_with_the_remedy(tmp_path: Path) -> None:
+    found = failure(tmp_path, FileNotFoundError(2, "No such file", tmp_path / "offsets/1"))
+    assert isinstance(found, QueryFilesError) and "found: [Errno 2] No such file: " in located(found, live)
 
 
 @pytest.mark.parametrize(
