@@ -114,14 +114,15 @@ def test_no_checkpoint_completes_without_the_state_that_was_deleted(lab: Any) ->
         first = next(minutes)
         lab.put("live", ROWS, [(k, lab.at(60 * m), m) for m in range(first, first + 40) for k in "ab"])
 
-    def refused_without_state(job: Any) -> None:
-        for folder in (lab.folder / "work").rglob("state"):
-            shutil.rmtree(folder)
+    def refused_without(name: str, job: Any) -> str:
+        for found in list((lab.folder / "work").rglob(f"checkpoint/{name}")):
+            shutil.rmtree(found) if found.is_dir() else found.unlink()
         failed = len(job.of(CheckpointNotDone))
         job.ask("checkpoint")
         job.wait_until(lambda: len(job.of(CheckpointNotDone)) > failed)
-        message = job.of(CheckpointNotDone)[-1].message
-        assert "expected the state of 1 stateful operators, found no version in ['state/0']: another program has" in message
+        return str(job.of(CheckpointNotDone)[-1].message)
+
+    no_state = "expected the state of 1 stateful operators, found no version in ['state/0']: another program has"
 
     more()
     options: Any = {"interval": 3600.0, "restart": FixedDelayRestart(9, 0.1)}
@@ -130,7 +131,7 @@ def test_no_checkpoint_completes_without_the_state_that_was_deleted(lab: Any) ->
     take_checkpoint(job)
     more()
     job.wait_until(lambda: job.execution.rows().get("live") == 160)
-    refused_without_state(job)
+    assert no_state in refused_without("state", job)
     more()
     cause = job.wait_for(JobRestarting).cause
     assert "the work directory cannot be used" in cause and "/state/0/" in cause
@@ -142,7 +143,8 @@ def test_no_checkpoint_completes_without_the_state_that_was_deleted(lab: Any) ->
 
     job = lab.start(Pipeline("cleaned", live_hours(lab)), **options)
     job.wait_for(QueryStarted)
-    refused_without_state(job)  # no batch has run
+    assert no_state in refused_without("state", job), "no batch has run"
+    assert re.search("the work directory cannot be used: .* found: .*/checkpoint/metadata", refused_without("metadata", job))
     more()
     job.wait_for(JobRestarting)
     job.drain()

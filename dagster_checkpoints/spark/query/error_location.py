@@ -61,7 +61,7 @@ def located(error: BaseException, stage: Stage, advice: str = "") -> str:
         advice: What to do; empty if that is not known.
     """
     if isinstance(error, QueryFilesError):
-        return str(error)
+        return f"because {error}"
     line = own_line(error, stage.location.file)
     where = f"at {line}" if line is not None else f"in the stage that {stage.location} defines"
     return "\n".join(filter(None, (where, advice, text_of_error(error))))

@@ -81,12 +81,12 @@ def query_files_error(error: BaseException, directory: WorkPath) -> QueryFilesEr
     full = _FULL.search(str(error)) if of_spark else None
     if full is not None:
         text = (
-            f"because a disk is full: expected to write the query's files to the work directory, below {directory}, or to "
+            f"a disk is full: expected to write the query's files to the work directory, below {directory}, or to "
             f"Spark's own directory (spark.local.dir), found: {full[1]}. Free space there, or choose another work_directory"
         )
     elif unusable := (of_spark and _unusable(directory)) or _missing(error, str(directory)):
         text = (
-            "because the work directory cannot be used: expected to write the query's files, and to find them again, below "
+            "the work directory cannot be used: expected to write the query's files, and to find them again, below "
             f"{directory}, found: {unusable}. Check that the directory may be written, and that no other program deletes its "
             "files (tmpreaper, systemd-tmpfiles); or choose another work_directory"
         )

@@ -54,7 +54,7 @@ from dagster_checkpoints.execution.task_machine import TaskMachine
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
 from dagster_checkpoints.spark.errors import StageError
 from dagster_checkpoints.spark.query import plans
-from dagster_checkpoints.spark.query.error_text import text_of_error
+from dagster_checkpoints.spark.query.error_text import query_files_error, text_of_error
 from dagster_checkpoints.spark.query.query import BatchFailed, TaskQuery
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS
@@ -234,13 +234,17 @@ class Task(ABC):
         except TaskCanceled:
             self.query.kill()
         except BaseException as error:
-            self.error = self.stages.explain(error)
+            self.error = self.stages.explain(self._of_its_files(error))
             with contextlib.suppress(Exception):
                 self.query.kill()
             self.parts.report(TaskRaised(self.id, self.error))
         finally:
             self.operators.close()
             self.group_offsets.close(wait=self._done)
+
+    def _of_its_files(self, error: BaseException) -> BaseException:
+        """The error, or what it says of the query's own files."""
+        return query_files_error(error, self.query.checkpoint) or error
 
     def _seconds_to_tick(self) -> float:
         deadline = None if self.query.paused else self.machine.next_deadline()
@@ -473,7 +477,9 @@ class Task(ABC):
                 raise  # the barrier may have been sent
             self.snapshots.discard(checkpoint_id)
             reason = FailureReason.TASK_FAILURE if isinstance(error, BatchFailed) else FailureReason.CHECKPOINT_DECLINED
-            actions = self.machine.handle(SnapshotFailed(checkpoint_id, text_of_error(error), reason), time.monotonic())
+            actions = self.machine.handle(
+                SnapshotFailed(checkpoint_id, text_of_error(self._of_its_files(error)), reason), time.monotonic()
+            )
         self.perform(actions)
 
     def _pin(self, due: PinSnapshot, batch_id: int) -> None:
