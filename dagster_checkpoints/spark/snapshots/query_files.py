@@ -24,6 +24,8 @@ newest ones for that of those to come; the newest one may belong to a batch that
 _STORE = re.compile(r"^state/(\d+)/(\d+)(?:/([^/]+))?/[^/]+$")
 _NO_KEY = (b'{"type":"struct","fields":[]}', b'{"type":"struct","fields":[{"name":"key","type":"void",')
 """In the schema of state: that of an aggregation over all rows, and of a limit."""
+_STORES_OF_A_JOIN = {f"{side}-{store}" for side in ("left", "right") for store in ("keyToNumValues", "keyWithIndexToValue")}
+"""Of two streams (`SymmetricHashJoinStateManager.allStateStoreNames`): the only operator with several stores."""
 _DELETED = (
     ": another program has deleted the files. Spark could not go on from here. Exclude the work directory from cleaning "
     "(tmpreaper, systemd-tmpfiles). The checkpoint is declined."
@@ -233,6 +235,7 @@ def check_state_partitions(
     of_query = int(json.loads(offsets.splitlines()[1])["conf"][STATE_PARTITIONS]) if stores else 0
     for operator, found in stores.items():
         partitions, names = {partition for partition, _ in found}, {name for _, name in found}
+        names |= _STORES_OF_A_JOIN if names & _STORES_OF_A_JOIN else set()
         is_one = partitions == {0} and of_query > 1 and _has_no_key(f"state/{operator}/0/_metadata/schema", paths, read)
         number = 1 if is_one else of_query
         missing = sorted({(partition, name) for partition in range(number) for name in names} - found)

@@ -209,6 +209,10 @@ SCHEMAS = {
 }
 
 
+JOIN = ("left-keyToNumValues", "left-keyWithIndexToValue", "right-keyToNumValues", "right-keyWithIndexToValue")
+"""The state stores of a join of two streams."""
+
+
 @pytest.mark.parametrize(
     ("schema", "stores", "missing"),
     [
@@ -218,6 +222,8 @@ SCHEMAS = {
         ("keyed", "0", ["state/0/1", "state/0/2"]),  # the last ones
         ("keyed", "0/left 0/right 1/left 1/right 2/left 2/right", None),
         ("keyed", "0/left 0/right 1/left 2/left 2/right", ["state/0/1/right"]),
+        ("keyed", f"0/{JOIN[0]} 1/{JOIN[0]} 2/{JOIN[0]}", [f"state/0/0/{name}" for name in JOIN[1:]]),
+        ("keyed", " ".join(f"{partition}/{name}" for partition in range(3) for name in JOIN), None),
         ("all rows", "0", None),  # an operator without a key has one partition
         ("limit", "0", None),
         ("all rows", "0 2", ["state/0/1"]),
