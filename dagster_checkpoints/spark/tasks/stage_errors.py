@@ -22,11 +22,13 @@ from dagster_checkpoints.spark.errors import (
     StageFailedError,
     StagePlanFailedError,
 )
+from dagster_checkpoints.spark.files.work_path import WorkPath
 from dagster_checkpoints.spark.query.error_location import located, stage_of
 from dagster_checkpoints.spark.query.error_text import (
     UnreadableFile,
     advice_on_failed_query,
     lost_rows,
+    query_files_error,
     refused_by_source,
     source_of_file,
     unreadable_file,
@@ -48,11 +50,18 @@ class StageErrors:
     Args:
         instances: The stages of the chain in this task.
         outputs: The result of each stage, as far as plans are known: it says which source reads a file.
+        files: The directory of the query's own files; None if there is no query.
     """
 
-    def __init__(self, instances: Sequence[StageInstance], outputs: Mapping[str, DataFrame] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        instances: Sequence[StageInstance],
+        outputs: Mapping[str, DataFrame] = MappingProxyType({}),
+        files: WorkPath | None = None,
+    ) -> None:
         self._instances = tuple(instances)
         self._outputs = outputs
+        self._files = files
 
     @contextmanager
     def running(self, instance: StageInstance) -> Iterator[None]:
@@ -76,7 +85,8 @@ class StageErrors:
         if isinstance(error, QueryStopped):
             return self._stopped()
         try:
-            failed = self._explained(error)
+            of_files = query_files_error(error, self._files) if self._files is not None else None
+            failed = self._explained(of_files or error)
         except Exception as unreadable:  # of Spark's errors the text is in the JVM, which may have ended by now
             failed = self._without_text(error, unreadable)
         failed.__cause__ = error

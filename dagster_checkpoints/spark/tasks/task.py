@@ -106,9 +106,9 @@ class Task(ABC):
         self.id = parts.id
         self.output = parts.output
         self.plan = parts.plan
-        self.stages = StageErrors(parts.instances, parts.plan.outputs if parts.plan is not None else {})
-        self.operators = OperatorChain(parts, self.stages)
         checkpoint = parts.folder.work / "checkpoint"
+        self.stages = StageErrors(parts.instances, parts.plan.outputs if parts.plan is not None else {}, checkpoint)
+        self.operators = OperatorChain(parts, self.stages)
         wait = self.output.wait_for_consumers
         self.query = TaskQuery(checkpoint, str(parts.id), self._on_batch, wait, self.before_batch, gate)
         self.runs = QueryRuns(parts.id, self.query, self.tail.stage.output_mode, self._check_canceled)
@@ -234,17 +234,13 @@ class Task(ABC):
         except TaskCanceled:
             self.query.kill()
         except BaseException as error:
-            self.error = self.stages.explain(self._of_its_files(error))
+            self.error = self.stages.explain(error)
             with contextlib.suppress(Exception):
                 self.query.kill()
             self.parts.report(TaskRaised(self.id, self.error))
         finally:
             self.operators.close()
             self.group_offsets.close(wait=self._done)
-
-    def _of_its_files(self, error: BaseException) -> BaseException:
-        """The error, or what it says of the query's own files."""
-        return query_files_error(error, self.query.checkpoint) or error
 
     def _seconds_to_tick(self) -> float:
         deadline = None if self.query.paused else self.machine.next_deadline()
@@ -477,9 +473,8 @@ class Task(ABC):
                 raise  # the barrier may have been sent
             self.snapshots.discard(checkpoint_id)
             reason = FailureReason.TASK_FAILURE if isinstance(error, BatchFailed) else FailureReason.CHECKPOINT_DECLINED
-            actions = self.machine.handle(
-                SnapshotFailed(checkpoint_id, text_of_error(self._of_its_files(error)), reason), time.monotonic()
-            )
+            text = text_of_error(query_files_error(error, self.query.checkpoint) or error)
+            actions = self.machine.handle(SnapshotFailed(checkpoint_id, text, reason), time.monotonic())
         self.perform(actions)
 
     def _pin(self, due: PinSnapshot, batch_id: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -201,7 +202,7 @@ def test_a_task_whose_error_was_in_the_java_process_that_has_ended_reports_its_e
     task.job_tag = "tag"
     context = SimpleNamespace(addJobTag=shut_down)
     task.parts = SimpleNamespace(spark=SimpleNamespace(sparkContext=context), report=reports.append)  # type: ignore[assignment]
-    task.stages = StageErrors([instance])
+    task.stages = StageErrors([instance], files=Path("/work"))
     task.query = SimpleNamespace(kill=lambda: None)  # type: ignore[assignment]
     task.operators = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
     task.group_offsets = SimpleNamespace(close=lambda wait: None)  # type: ignore[assignment]
