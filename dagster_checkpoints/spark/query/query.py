@@ -22,7 +22,6 @@ from dagster_checkpoints.execution.source_answers import Doing, SourceLook
 from dagster_checkpoints.execution.sources import SourceProgress
 from dagster_checkpoints.spark.files.work_path import WorkPath, url
 from dagster_checkpoints.spark.query.driver_sources import KEPT_ERRORS, SourceFailed
-from dagster_checkpoints.spark.query.error_text import query_files_error
 from dagster_checkpoints.spark.query.file_streams import check_files, reads_files
 from dagster_checkpoints.spark.query.held_starts import held_start
 from dagster_checkpoints.spark.query.kafka_offsets import reads_only_kafka, rows_behind, rows_between, streams_with_minimum
@@ -426,8 +425,7 @@ class TaskQuery:
             return None
         raised = self._query.exception()
         if raised is not None and not _is_interruption(self.error):
-            found = self.error or (self._gate.error if self._gate is not None else KEPT_ERRORS.take(raised)) or raised
-            return query_files_error(found, self.checkpoint) or found
+            return self.error or (self._gate.error if self._gate is not None else KEPT_ERRORS.take(raised)) or raised
         if self.error is None and self._reached_end():
             return None
         stopped = QueryStopped()

@@ -12,21 +12,21 @@ from py4j.protocol import Py4JError
 
 from dagster_checkpoints.pipeline import StageContext, unbounded_source
 from dagster_checkpoints.sinks import SinkUnavailable
-from dagster_checkpoints.spark.query.error_location import located
-from dagster_checkpoints.spark.query.error_text import QueryFilesError
-from dagster_checkpoints.spark.query.query import TaskQuery
+from dagster_checkpoints.spark.errors import StageFailedError
+from dagster_checkpoints.spark.query.error_text import query_files_error
+from dagster_checkpoints.spark.tasks.stage_errors import StageErrors
 
 
 @unbounded_source
 def live(context: StageContext) -> Any: ...
 
 
-def failure(checkpoint: Path, raised: BaseException, of_batch: BaseException | None = None) -> BaseException | None:
-    query: Any = object.__new__(TaskQuery)
-    query._query = SimpleNamespace(isActive=False, exception=lambda: raised)
-    query._closing, query._gate, query.error, query.checkpoint = False, None, of_batch, checkpoint
-    found: BaseException | None = query.failure()
-    return found
+def failed(checkpoint: Path, error: BaseException) -> str:
+    """What the stage's failure says of an error of its query."""
+    instance: Any = SimpleNamespace(stage=live, call=SimpleNamespace(context=SimpleNamespace(instance=0)))
+    found = StageErrors([instance], files=checkpoint).explain(error)
+    assert isinstance(found, StageFailedError) and found.__cause__ is error
+    return str(found)
 
 
 FULL = [
@@ -38,12 +38,8 @@ FULL = [
 
 
 @pytest.mark.parametrize("text", FULL)
-@pytest.mark.parametrize("in_batch", [False, True])
-def test_a_full_disk_of_spark_is_named_with_the_remedy(text: str, in_batch: bool, tmp_path: Path) -> None:
-    error = Py4JError(text)
-    found = failure(tmp_path, RuntimeError("of the query"), error) if in_batch else failure(tmp_path, error)
-    assert isinstance(found, QueryFilesError) and found.__cause__ is error
-    shown = located(found, live)
+def test_a_full_disk_of_spark_is_named_with_the_remedy(text: str, tmp_path: Path) -> None:
+    shown = failed(tmp_path, Py4JError(text))
     assert f"below {tmp_path}, or to Spark's own directory (spark.local.dir), found: " in shown
     assert "Free space there, or choose another work_directory" in shown and str(live.location) not in shown
 
@@ -53,10 +49,7 @@ def test_a_directory_that_was_deleted_or_replaced_is_named_with_the_remedy(delet
     checkpoint = tmp_path / "live"
     if not deleted:
         checkpoint.write_text("in its place")
-    error = Py4JError("java.io.FileNotFoundException: state/0/0/1.delta")
-    found = failure(checkpoint, error)
-    assert isinstance(found, QueryFilesError) and found.__cause__ is error
-    shown = located(found, live)
+    shown = failed(checkpoint, Py4JError("java.io.FileNotFoundException: state/0/0/1.delta"))
     assert f"below {checkpoint}, found: {'it was deleted' if deleted else '[Errno 20] Not a directory'}" in shown
     assert "or choose another work_directory" in shown and str(live.location) not in shown
 
@@ -72,16 +65,13 @@ def test_a_directory_that_was_deleted_or_replaced_is_named_with_the_remedy(delet
 )
 def test_a_missing_file_of_the_query_is_named_with_the_remedy(text: str, tmp_path: Path) -> None:
     file = tmp_path / "state/0/1"
-    error = Py4JError(text.format(file=file))
-    found = failure(tmp_path, error)
-    assert isinstance(found, QueryFilesError) and found.__cause__ is error
-    shown = located(found, live)
+    shown = failed(tmp_path, Py4JError(text.format(file=file)))
     assert f"below {tmp_path}, found: " in shown and f"{file}" in shown.partition("found: ")[2] and "/else" not in shown
 
 
 def test_a_missing_file_that_python_reads_is_named_with_the_remedy(tmp_path: Path) -> None:
-    found = failure(tmp_path, FileNotFoundError(2, "No such file", tmp_path / "offsets/1"))
-    assert isinstance(found, QueryFilesError) and "found: [Errno 2] No such file: " in located(found, live)
+    shown = failed(tmp_path, FileNotFoundError(2, "No such file", tmp_path / "offsets/1"))
+    assert "work directory cannot be used" in shown and "found: [Errno 2] No such file: " in shown
 
 
 @pytest.mark.parametrize(
@@ -96,10 +86,10 @@ def test_a_missing_file_that_python_reads_is_named_with_the_remedy(tmp_path: Pat
     ],
 )
 def test_other_errors_stay_as_they_are(error: Exception, tmp_path: Path) -> None:
-    assert failure(tmp_path, error) is error
+    assert query_files_error(error, tmp_path) is None and "work directory" not in failed(tmp_path, error)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_error_of_the_users_code_is_not_about_the_directory(tmp_path: Path) -> None:
     error = ValueError("of a stage")
-    assert failure(tmp_path / "deleted", error) is error
+    assert "work directory" not in failed(tmp_path / "deleted", error)
