@@ -13,8 +13,7 @@ from dagster_checkpoints.pipeline.names import suggestion
 
 _BECAUSE = (
     "it shares a query with the stage that reads it, and either Spark evaluates its rows more than once there (a Cartesian "
-    "product with a table; before Spark 4.3 also repartitionByRange), or the job goes on from a checkpoint of a release that did "
-    "not count them"
+    "product with a table, or repartitionByRange), or the job goes on from a checkpoint of a release that did not count them"
 )
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyspark
 import pytest
-from packaging.version import Version
 from pyspark.sql import functions as F
 
 from dagster_checkpoints.pipeline import (
@@ -22,7 +20,7 @@ from dagster_checkpoints.spark.job.events import InstanceFinished, StageFinished
 
 ROWS = "k string, ts timestamp, v long"
 NAMES = "k string, name string"
-INPUTS = ("chained", "left", "right", "shared", "several", "twice")
+INPUTS = ("chained", "left", "right", "shared", "several", "twice", "ranged")
 
 
 def put(lab: Any, first: int) -> None:
@@ -120,9 +118,17 @@ def counted_pipeline(lab: Any) -> Pipeline:
     def doubled(twice):
         return twice.unionByName(twice)
 
+    @stage(sink=lab.sink("all_doubled"))
+    def all_doubled(doubled):
+        return doubled
+
+    @unbounded_source
+    def ranged(context):
+        return lab.stream("ranged", ROWS)
+
     @stage(sink=lab.sink("in_order"))
-    def in_order(doubled):
-        return doubled.repartitionByRange(2, "v")
+    def in_order(ranged):
+        return ranged.repartitionByRange(2, "v")
 
     return Pipeline(
         "counted",
@@ -144,7 +150,7 @@ def counted_pipeline(lab: Any) -> Pipeline:
                 several,
                 several_even,
             ),
-            *(splits, of_splits, names, renamed, titles, twice, doubled, in_order),
+            *(splits, of_splits, names, renamed, titles, twice, doubled, all_doubled, ranged, in_order),
         ],
     )
 
@@ -152,13 +158,9 @@ def counted_pipeline(lab: Any) -> Pipeline:
 # The rows that one file of each input lets each stage emit.
 PER_FILE = {
     "chained": 15, "even": 10, "exploded": 30, "few": 10, "left": 20, "right": 10, "both": 20, "shared": 20, "odd": 10,
-    "odd_sink": 5, "pairs": 40, "several": 20, "several_even": 10, "in_order": 40,
+    "odd_sink": 5, "pairs": 40, "several": 20, "several_even": 10, "twice": 20, "doubled": 40, "all_doubled": 40, "in_order": 20,
 }  # fmt: skip
-SAMPLED = {"twice": 20, "doubled": 40}
-"""The same of stages whose rows Spark samples for ranges; before Spark 4.3 they are not known."""
 ONCE = {"splits": 10, "of_splits": 5, "names": 2, "renamed": 2, "titles": 1}
-if Version(pyspark.__version__) >= Version("4.3"):
-    PER_FILE |= SAMPLED
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +192,7 @@ def runs(shared_lab: Any) -> dict[str, Any]:
 def done(job: Any, files: int) -> bool:
     """Whether all rows have reached the sinks: the rows of the last stages of queries are those of the files that they wrote."""
     rows = job.execution.rows()
-    tails = ("few", "odd_sink", "several_even", "in_order", "pairs")
+    tails = ("few", "odd_sink", "several_even", "all_doubled", "in_order", "pairs")
     if not rows or rows["titles"] != 1 or rows["of_splits"] != 5 or rows["windows"] != files - 1:
         return False
     return all(rows[name] == files * PER_FILE[name] for name in tails)
@@ -208,16 +210,13 @@ def test_the_end_of_a_stage_reports_the_same_rows(runs: dict[str, Any], name: st
     assert runs["ends"][name] == runs["resumed"][1][name]
 
 
-def test_rows_that_spark_evaluates_twice_are_named_as_unknown(runs: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", ["copied", "ranged"])
+def test_rows_that_spark_evaluates_twice_are_named_as_unknown(runs: dict[str, Any], name: str) -> None:
     for run in ("first", "resumed"):
-        with pytest.raises(UnknownRowsError, match="rows of stage 'copied', whose number is not known"):
-            runs[run][0].get("copied", 0)
-    assert runs["ends"]["copied"] is None and runs["ends"]["pairs"] == 120
+        with pytest.raises(UnknownRowsError, match=f"rows of stage '{name}', whose number is not known"):
+            runs[run][0].get(name, 0)
+    assert runs["ends"][name] is None
+
+
+def test_instances_report_their_own_rows(runs: dict[str, Any]) -> None:
     assert runs["instances"]["several", "x"] == runs["instances"]["several", "y"] == 30
-
-
-def test_rows_that_are_sampled_for_ranges_are_unknown_before_spark_4_3(runs: dict[str, Any]) -> None:
-    rows, _ = runs["resumed"]
-    for name in SAMPLED.keys() - PER_FILE.keys():
-        with pytest.raises(UnknownRowsError):
-            rows[name]

@@ -45,7 +45,7 @@ def check_file_names(calls: Sequence[StageCall], frame: DataFrame, inputs: Mappi
     if not reading:
         return
     tables = [given for given in inputs.values() if not given.isStreaming]
-    for stage, node in _by_stage(analyzed_plan(frame), calls[-1].stage.name):
+    for stage, node in _by_stage(analyzed_plan(frame), [call.stage.name for call in calls]):
         found = _asked_for(node, frame, tables) if stage in reading else ""
         if found:
             call = reading[stage]
@@ -58,17 +58,17 @@ def check_file_names(calls: Sequence[StageCall], frame: DataFrame, inputs: Mappi
             )
 
 
-def _by_stage(plan: Node, last: str) -> Iterator[tuple[str, Node]]:
+def _by_stage(plan: Node, stages: Sequence[str]) -> Iterator[tuple[str, Node]]:
     """The nodes of a chain's plan, each with the stage that has added it.
 
     Args:
         plan: The plan.
-        last: The chain's last stage.
+        stages: The stages of the chain, in order.
     """
-    pending = [(last, plan)]
+    pending = [(stages[-1], plan)]
     while pending:
         stage, node = pending.pop()
-        stage = counted_stage(node.kind, str(node.fields.get("name"))) or stage
+        stage = counted_stage(node, stages) or stage
         yield stage, node
         pending += [(stage, child) for child in node.children]
 

@@ -8,16 +8,15 @@ Source: Spark's `MicroBatchExecution`, `EventTimeWatermarkExec`, `WatermarkTrack
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dagster_checkpoints.spark.query.driver_sources import KEPT_ERRORS
 from dagster_checkpoints.spark.query.fused_plans import FusedStream
 from dagster_checkpoints.spark.query.kafka_offsets import rows_between
-from dagster_checkpoints.spark.query.plan_nodes import children, streams_of_batch
+from dagster_checkpoints.spark.query.plan_nodes import ExecutedNodes, streams_of_batch
 from dagster_checkpoints.spark.query.query import START_TIMEOUT_SECONDS, TaskQuery
 from dagster_checkpoints.spark.query.source_checks import Limit
 
@@ -50,8 +49,10 @@ class FusedQuery:
         """By source, the first batch before which Spark has asked the source whether it has rows, after it was held."""
         self._proofs = 0
         """How often in a row Spark was seen to find no rows in any source, each time asked again."""
-        self._numbers: tuple[int, ...] = ()
-        """The numbers of the watermark nodes in the executed plan."""
+        watermarks = {stream.watermark_node: name for name, stream in streams.items() if stream.watermark_node}
+        self._watermarks = ExecutedNodes(
+            _WATERMARK, watermarks.values(), lambda node: watermarks.get(str(node.nodeId().toString()))
+        )
 
     # The bound
 
@@ -149,11 +150,10 @@ class FusedQuery:
     def read(self) -> dict[str, ReadRows]:
         """By source with rows in the batch that has just been processed, what it had."""
         plan = self._query.executed_plan()
-        wanted = {stream.watermark_node: name for name, stream in self._streams.items() if stream.watermark_node}
         found: dict[str, ReadRows] = {}
-        for node in self._watermark_nodes(plan) if plan is not None and wanted else ():
-            source, statistics = wanted.get(str(node.nodeId().toString())), node.eventTimeStats().value()
-            if source is not None and (rows := int(statistics.count())) > 0:
+        for source, node in self._watermarks.of(plan) if plan is not None else ():
+            statistics = node.eventTimeStats().value()
+            if (rows := int(statistics.count())) > 0:
                 found[source] = ReadRows(rows, int(statistics.max()) - int(node.delayMs()))
         return found
 
@@ -161,15 +161,6 @@ class FusedQuery:
         """By source that is limited, how much of it the batch reads that is processed now: bytes, or rows."""
         read = streams_of_batch(self._query.execution.lastExecution().logical())
         return {name: _amount(read[self._streams[name].position], limit) for name, limit in self.limited.items()}
-
-    def _watermark_nodes(self, plan: Any) -> list[Any]:
-        cached = [plan.p(number) for number in self._numbers]
-        if cached and all(node is not None and node.nodeName() == _WATERMARK for node in cached):
-            return cached
-        # Spark numbers a plan's nodes from the top down, but not those of a plan that it adapts while it runs.
-        numbered = list(itertools.takewhile(lambda pair: pair[1] is not None, ((n, plan.p(n)) for n in itertools.count())))
-        self._numbers = tuple(number for number, node in numbered if node.nodeName() == _WATERMARK)
-        return [plan.p(number) for number in self._numbers] or [n for n in _nodes(plan) if n.nodeName() == _WATERMARK]
 
     def advance(self, watermark: int) -> None:
         """Run the query under this watermark from its next batch on, if Spark's own is earlier. Spark must be waiting for the end
@@ -219,14 +210,3 @@ def _amount(leaf: Any, limit: Limit) -> int:
     if limit == "bytes":
         return int(leaf.relation().location().sizeInBytes())
     return rows_between(str(leaf.startOffset().get().json()), str(leaf.endOffset().get().json()))
-
-
-def _nodes(plan: Any) -> Iterator[Any]:
-    """An executed plan's nodes; also inside a plan that Spark adapts while it runs, and in its stages."""
-    yield plan
-    name = str(plan.nodeName())
-    inner = (
-        [plan.executedPlan()] if name == "AdaptiveSparkPlan" else [plan.plan()] if name.endswith("QueryStage") else children(plan)
-    )
-    for child in inner:
-        yield from _nodes(child)

@@ -6,9 +6,10 @@ Must not know stages.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from pyspark.sql import DataFrame
@@ -124,6 +125,60 @@ def streams(frame: DataFrame) -> tuple[Any, ...]:
     # A reference to a common table expression is a leaf as well; the expression's plan is another child.
     leaves = [each.of for each in analyzed_nodes(frame) if each.leaf and each.name not in _NO_STREAMS]
     return tuple(leaf for leaf in leaves if leaf.isStreaming())
+
+
+def executed_nodes(plan: Any) -> Iterator[Any]:
+    """An executed plan's nodes, from the top down; also inside a plan that Spark adapts while it runs, and in its stages."""
+    yield plan
+    for child in executed_children(plan):
+        yield from executed_nodes(child)
+
+
+def executed_children(plan: Any) -> Iterator[Any]:
+    """A node's children in an executed plan, from left to right; behind a plan that Spark adapts, what it has become."""
+    name = str(plan.nodeName())
+    if name == "AdaptiveSparkPlan":
+        yield plan.executedPlan()
+    elif name.endswith("QueryStage"):
+        yield plan.plan()
+    else:
+        yield from children(plan)
+
+
+class ExecutedNodes(Generic[_T]):
+    """Finds nodes in the executed plans of a query's batches. Most batches have a plan of the same shape: so the places of the
+    nodes in the newest plan are kept, since each step in a plan is a message to the JVM.
+
+    Args:
+        name: The name of these nodes.
+        wanted: What is to be found.
+        find: Which of the wanted a node with this name is; None if it is none of them.
+    """
+
+    def __init__(self, name: str, wanted: Collection[_T], find: Callable[[Any], _T | None]) -> None:
+        self._name = name
+        self._wanted = frozenset(wanted)
+        self._find = find
+        self._numbers: tuple[int, ...] = ()
+
+    def of(self, plan: Any) -> list[tuple[_T, Any]]:
+        """What a plan holds of the wanted, each with its node. What stands twice in the plan is found once or twice."""
+        if not self._wanted:
+            return []
+        found = list(self._among(plan.p(number) for number in self._numbers))
+        if {wanted for wanted, _ in found} == self._wanted:
+            return found
+        # Spark numbers a plan's nodes from the top down, but not those of a plan that it adapts while it runs.
+        numbered = list(itertools.takewhile(lambda node: node is not None, map(plan.p, itertools.count())))
+        places = [(number, next(self._among([node]), None)) for number, node in enumerate(numbered)]
+        self._numbers = tuple(number for number, match in places if match is not None)
+        return [match for _, match in places if match is not None] or list(self._among(executed_nodes(plan)))
+
+    def _among(self, nodes: Iterable[Any]) -> Iterator[tuple[_T, Any]]:
+        for node in nodes:
+            match = self._find(node) if node is not None and node.nodeName() == self._name else None
+            if match in self._wanted:
+                yield match, node
 
 
 def streams_of_batch(plan: Any) -> list[Any]:

@@ -59,7 +59,7 @@ from dagster_checkpoints.spark.query.query import BatchFailed, TaskQuery
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.query_log import STATE_PARTITIONS
 from dagster_checkpoints.spark.query.query_sessions import with_settings
-from dagster_checkpoints.spark.query.row_counts import rows_of_batch, rows_of_table
+from dagster_checkpoints.spark.query.row_counts import RowCounts, rows_of_table
 from dagster_checkpoints.spark.tasks.counted_rows import EmittedRows, LateRows
 from dagster_checkpoints.spark.tasks.group_offsets import GroupOffsets
 from dagster_checkpoints.spark.tasks.messages import Mail, TaskFirstBatch, TaskQueryStarted, TaskRaised, WakeUp
@@ -116,6 +116,7 @@ class Task(ABC):
         self.snapshots = TaskSnapshots(parts, self.query, self.operators, self.watermarks)
         self.group_offsets = GroupOffsets(parts, self.query.log)
         self.rows = EmittedRows(parts.chain.stages, self.output, parts.restored)
+        self._row_counts = RowCounts(tuple(parts.plan.outputs) if parts.plan is not None else ())
         self.error: BaseException | None = None
         self.job_tag = f"task-{uuid4().hex}"
         """The tag of all Spark jobs that the task starts, on its own thread and in its query."""
@@ -352,8 +353,7 @@ class Task(ABC):
 
         def emit() -> None:
             rows = emit_rows(batch_id)
-            inside = list(plan.outputs)[:-1]
-            counts = rows_of_batch(self.query.execution.lastExecution(), inside) if inside else {}
+            counts = self._row_counts.of_batch(self.query.executed_plan())
             self.rows.add(counts)
             self.report_first_batch(rows, time.monotonic() - began, self._rows_read(counts))
             self.after_emit(rows)
