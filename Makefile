@@ -18,7 +18,7 @@ TESTS       ?=
 SLOW_FILES  := $(sort $(foreach folder,processes servers long,$(wildcard tests/*/$(folder)/test_*.py)))
 QUICK_FILES := $(filter-out $(SLOW_FILES),$(sort $(wildcard tests/*/test_*.py tests/*/*/test_*.py)))
 # Of the kills at each point of the protocol, with each sink, `make test` takes these.
-KILLED      := $(foreach cell,upload-parquet-alone metadata-delta commit-sql,'tests/spark/processes/test_crash_matrix.py::test_a_kill[$(cell)]')
+KILLED      := $(foreach cell,metadata-delta commit-sql,'tests/spark/processes/test_crash_matrix.py::test_a_kill[$(cell)]')
 # Tests that start no Spark.
 PURE_FILES  := tests/pipeline tests/coordination tests/execution tests/state tests/storage tests/sources tests/spark/pure
 

@@ -7,8 +7,6 @@ import importlib.util
 import inspect
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -340,10 +338,3 @@ def test_the_pipeline_of_the_example(orders: ModuleType) -> None:
     job = orders.defs.resolve_job_def("orders_job")
     assert job.executor_def is dg.in_process_executor
     assert [node.name for node in job.nodes] == ["orders_assets"], "a run is one op"
-    checked = subprocess.run(
-        [sys.executable, "-m", "dagster_checkpoints.cli", "check", "-f", str(EXAMPLE / "orders.py"), "--without-sinks"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -293,7 +293,7 @@ class Histories(RuleBasedStateMachine):
 
 
 Histories.TestCase.settings = settings(
-    max_examples=70, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestHistories = Histories.TestCase
 
@@ -320,7 +320,7 @@ class DeltaHistories(Histories):
 
 
 DeltaHistories.TestCase.settings = settings(
-    max_examples=10, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=5, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestDeltaHistories = DeltaHistories.TestCase
 

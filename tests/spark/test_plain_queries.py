@@ -14,15 +14,7 @@ from dagster_checkpoints.pipeline import Pipeline, Quarantine, StageInput, bound
 from dagster_checkpoints.spark.stored_state import export_checkpoint, import_checkpoint
 from dagster_checkpoints.state.plain_queries import ExportRefused, ImportRefused
 from tests.spark.plain_programs import LATENESS, PROGRAMS, ROWS
-from tests.spark.takeovers import Takeover, check_there_and_back, cut
-
-QUICK = {"unmatched": "not in the output", "steps": "stopped"}
-"""Of these programs the rest is in `long/test_plain_programs.py`."""
-
-
-@pytest.mark.parametrize("name, how", QUICK.items())
-def test_a_plain_query_is_taken_over_and_given_back(lab: Any, name: str, how: str) -> None:
-    check_there_and_back(Takeover(lab, PROGRAMS[name]), how)
+from tests.spark.takeovers import Takeover, cut
 
 
 def test_what_does_not_fit_is_refused_by_name(lab: Any) -> None:

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 
 from dagster_checkpoints.pipeline import Pipeline, Stage, StageInput, bounded_source, stage, unbounded_source
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted, SavepointDone, StageFinished
-from tests.spark.test_divided_fused_sources import check_join, committed_before, put
+from tests.spark.long.test_divided_fused_sources import check_join, committed_before, put
 from tests.spark.test_fused_sources import ROWS, windows_of
 
 FILES = 12

@@ -8,7 +8,7 @@ from typing import Any
 from dagster_checkpoints.pipeline import StageInput, stage
 from dagster_checkpoints.spark.job.events import CheckpointDone, JobStarted
 from dagster_checkpoints.state.errors import InputRowsGone, InputsChanged, SourcesChanged, StatefulPlanChanged
-from tests.spark.test_restore_changed_pipelines import NAMES, ROWS, Flow
+from tests.spark.long.test_restore_changed_pipelines import NAMES, ROWS, Flow
 
 
 def test_what_a_restore_takes_and_what_it_refuses(lab: Any) -> None:
