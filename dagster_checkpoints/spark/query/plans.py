@@ -204,7 +204,7 @@ def build_plan(
             stateful = (call.stage.name,) * (keeping_state(frame) - len(stateful)) + stateful
         if position < len(calls) - 1:
             rows = whole(frame) if not arguments and rows_by_columns(frame) else frame
-            frame, observation = counted(call.stage.name, position, rows)
+            frame, observation = counted(call.stage.name, position, rows, state=bool(stateful))
             observations |= {call.stage.name: observation} if observation is not None else {}
         if stand_ins is not None and not arguments:
             frame = fused[call.stage.name] = fused_source(call.stage.name, frame)

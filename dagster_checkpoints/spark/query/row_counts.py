@@ -2,19 +2,22 @@
 
 In a stream, a filter that drops nothing stands at the output of each stage, and Spark counts the rows that pass it. An
 observation (`Dataset.observe`) would cost a seventh of the throughput of a query of three stages: Spark generates no code for it.
-In a plan without streams it is an observation, because Spark plans such a plan again when it is written.
+It counts the rows behind the first operator with state, of which there are fewer, because Spark would move the filter below
+the columns that the stage selects: then the order of the values in the state would not be theirs. And it counts in a plan without
+streams, because Spark plans such a plan again when it is written.
 
 Both also keep Spark from moving a reader's filters below the stage: rows that the reader drops are rows of the stage.
 Must not know tasks or checkpoints.
 
-Source: Spark's `FilterExec` with its metric `numOutputRows`, `Dataset.observe`, and `RangePartitioner`.
+Source: Spark's `FilterExec` with its metric `numOutputRows`, `Dataset.observe`, `PushPredicateThroughProject`, and
+`RangePartitioner`.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, Observation
@@ -24,7 +27,7 @@ from dagster_checkpoints.spark.query.plan_nodes import ExecutedNodes, executed_c
 from dagster_checkpoints.spark.query.plan_text import Node, conjuncts
 
 _PREFIX = "__dagster_checkpoints_rows_"
-_FILTER = "Filter"
+_FILTER, _OBSERVATION = "Filter", "CollectMetrics"
 _HIGHEST = -(1 << 30)
 """The filter of a chain's first stage drops all partitions up to this number: none. That of the next stage has one less."""
 _CONDITION = re.compile(r"SPARK_PARTITION_ID\(\) > (-\d+)\)")
@@ -37,21 +40,25 @@ _REPEATS = "CartesianProduct"
 _SAMPLES = "rangepartitioning("
 
 
-def counted(stage: str, position: int, frame: DataFrame) -> tuple[DataFrame, Observation | None]:
+def counted(stage: str, position: int, frame: DataFrame, *, state: bool) -> tuple[DataFrame, Observation | None]:
     """The output of a stage, whose rows Spark counts when it evaluates them.
 
     Args:
         stage: The stage's name.
         position: The stage's position in its chain, from 0.
         frame: The stage's output.
+        state: Whether the plan has an operator that keeps state.
 
     Returns:
         The output, and what has the number after a plan without streams was evaluated; None for a stream.
     """
-    if frame.isStreaming:
-        return frame.where(F.spark_partition_id() > F.lit(_HIGHEST - position)), None
-    observation = Observation(f"{_PREFIX}{stage}")
-    return frame.observe(observation, F.count(F.lit(1)).alias("rows")), observation
+    count = F.count(F.lit(1)).alias("rows")
+    if not frame.isStreaming:
+        observation = Observation(f"{_PREFIX}{stage}")
+        return frame.observe(observation, count), observation
+    if state:
+        return frame.observe(f"{_PREFIX}{stage}", count), None
+    return frame.where(F.spark_partition_id() > F.lit(_HIGHEST - position)), None
 
 
 def counted_stage(node: Node, stages: Sequence[str]) -> str | None:
@@ -61,13 +68,16 @@ def counted_stage(node: Node, stages: Sequence[str]) -> str | None:
         node: The node.
         stages: The stages of the chain, in order.
     """
-    if node.kind == "CollectMetrics":
-        name = str(node.fields.get("name"))
-        return name.removeprefix(_PREFIX) if name.startswith(_PREFIX) else None
+    if node.kind == _OBSERVATION:
+        return _observed(str(node.fields.get("name")))
     for part in (each for condition in node.expressions("condition") for each in conjuncts(condition)):
         if node.kind == _FILTER and part.kind == "GreaterThan" and part.children[0].kind == "SparkPartitionID":
             return _stage(str(part.children[1].fields.get("value")), stages)
     return None
+
+
+def _observed(name: str) -> str | None:
+    return name.removeprefix(_PREFIX) if name.startswith(_PREFIX) else None
 
 
 def _stage(number: str, stages: Sequence[str]) -> str | None:
@@ -80,24 +90,32 @@ class RowCounts:
 
     Args:
         stages: The stages of the chain, in order; those in front of the last one are counted.
+        stateful: Those of them whose operators keep state.
     """
 
-    def __init__(self, stages: Sequence[str]) -> None:
+    def __init__(self, stages: Sequence[str], stateful: Collection[str]) -> None:
+        first = next((position for position, stage in enumerate(stages) if stage in stateful), len(stages))
         self._stages = tuple(stages[:-1])
-        self._nodes = ExecutedNodes(_FILTER, self._stages, self._counted)
+        self._observed = self._stages[first:]
+        self._nodes = ExecutedNodes(_FILTER, self._stages[:first], self._counted)
 
-    def of_batch(self, plan: Any) -> dict[str, int | None]:
+    def of_batch(self, execution: Any) -> dict[str, int | None]:
         """By stage, the number of rows that it has emitted in a micro-batch; None if an operator has evaluated its rows twice.
 
         Args:
-            plan: The executed plan of the batch, which has been evaluated (a JVM object).
+            execution: Spark's execution of the batch, which has been evaluated (a JVM object).
         """
         if not self._stages:
             return {}
+        plan = execution.executedPlan()
         found: dict[str, int | None] = dict.fromkeys(self._stages, 0)  # Spark leaves out a part of a plan that has no rows
         for stage, node in self._nodes.of(plan):
             # A stage that is read twice stands twice in the plan.
             found[stage] = max(found[stage] or 0, int(node.longMetric("numOutputRows").value()))
+        if self._observed:
+            metrics = execution.observedMetrics()
+            rows = {stage: metrics.get(f"{_PREFIX}{stage}") for stage in self._observed}
+            found |= {stage: _rows(row.get()) for stage, row in rows.items() if row.isDefined()}
         return found | dict.fromkeys(self._repeated(plan))
 
     def _counted(self, node: Any) -> str | None:
@@ -111,8 +129,10 @@ class RowCounts:
 
     def _below(self, plan: Any, repeats: bool = False) -> Iterator[str]:
         name = str(plan.nodeName())
-        if name == _FILTER and repeats and (stage := self._counted(plan)) is not None:
-            yield stage
+        if repeats and name in (_FILTER, _OBSERVATION):
+            stage = self._counted(plan) if name == _FILTER else _observed(str(plan.name()))
+            if stage is not None:
+                yield stage
         if name == "Exchange":  # its own output is stored, and read again
             repeats = _SAMPLES in str(plan.outputPartitioning().toString())
         for child in executed_children(plan):

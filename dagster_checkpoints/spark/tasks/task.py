@@ -116,7 +116,7 @@ class Task(ABC):
         self.snapshots = TaskSnapshots(parts, self.query, self.operators, self.watermarks)
         self.group_offsets = GroupOffsets(parts, self.query.log)
         self.rows = EmittedRows(parts.chain.stages, self.output, parts.restored)
-        self._row_counts = RowCounts(tuple(parts.plan.outputs) if parts.plan is not None else ())
+        self._row_counts = RowCounts(tuple(parts.plan.outputs), parts.plan.stateful) if parts.plan is not None else None
         self.error: BaseException | None = None
         self.job_tag = f"task-{uuid4().hex}"
         """The tag of all Spark jobs that the task starts, on its own thread and in its query."""
@@ -353,7 +353,7 @@ class Task(ABC):
 
         def emit() -> None:
             rows = emit_rows(batch_id)
-            counts = self._row_counts.of_batch(self.query.executed_plan())
+            counts = self._row_counts.of_batch(self.query.execution.lastExecution()) if self._row_counts is not None else {}
             self.rows.add(counts)
             self.report_first_batch(rows, time.monotonic() - began, self._rows_read(counts))
             self.after_emit(rows)
