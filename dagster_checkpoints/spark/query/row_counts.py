@@ -1,9 +1,9 @@
 """Counts the rows that stages inside a query emit; those of the last stage are counted where they are written.
 
 In a stream, a filter that drops nothing stands at the output of each stage, and Spark counts the rows that pass it. An
-observation (`Dataset.observe`) would cost a seventh of the throughput of a query of three stages: Spark generates no code for it.
-It counts the rows behind the first operator with state, of which there are fewer, because Spark would move the filter below
-the columns that the stage selects: then the order of the values in the state would not be theirs. And it counts in a plan without
+observation (`Dataset.observe`) would take an eighth of the time of a query of three stages: Spark generates no code for it.
+Behind the first operator with state, where rows are fewer, an observation counts them all the same: Spark would move the filter
+below the columns that the stage selects, and the values in the state would get another order. So it does in a plan without
 streams, because Spark plans such a plan again when it is written.
 
 Both also keep Spark from moving a reader's filters below the stage: rows that the reader drops are rows of the stage.
