@@ -65,7 +65,12 @@ class JobThread:
     Args:
         create: Function that makes the job from its listener for events and its logger. Called on the caller's thread.
         name: Name in the names of the thread and the logger.
+
+    Attributes:
+        end: The job's last item; None while it runs. An interrupt may take the item from the queue and lose it.
     """
+
+    end: JobEnded | None = None
 
     def __init__(self, create: Callable[[Callable[[JobEvent], None], logging.Logger], JobExecution], *, name: str) -> None:
         self._items: SimpleQueue[JobEvent | logging.LogRecord | Answer | JobEnded] = SimpleQueue()
@@ -118,14 +123,15 @@ class JobThread:
             if item is not None and not isinstance(item, LogLine | Answer):
                 on_event(item)
             if item is None and not alive:
-                return JobEnded(None, None)  # the job never started, or an interrupt lost its last item
+                return self.end or JobEnded(None, None)  # its last item was taken before, or it never started
         return None
 
     def _run(self) -> None:
         try:
-            self._items.put(JobEnded(self.job.run(), None))
+            self.end = JobEnded(self.job.run(), None)
         except BaseException as error:
-            self._items.put(JobEnded(None, error))
+            self.end = JobEnded(None, error)
+        self._items.put(self.end)
 
 
 CANCEL_SECONDS = 30.0
@@ -299,7 +305,7 @@ class JobRun:
                 case JobEnded() as ended:
                     return ended
                 case None if not alive:
-                    return None  # the job had ended before: its last item was taken then, or an interrupt lost it
+                    return self._thread.end  # the job had ended before: its last item was taken then
                 case Answer(status="failed", message=message):
                     self._context.log.warning(f"No savepoint was taken at the termination of the run: {message}")
                     return None
@@ -314,11 +320,16 @@ class JobRun:
 
 
 def _as_dagster_knows(instance: dg.DagsterInstance, error: BaseException) -> BaseException:
-    """The error; if Dagster takes the owner's run for ended, with what to do instead: *Terminate* is not offered for that run."""
-    owner = instance.get_run_by_id(error.run_id) if isinstance(error, PipelineOwned) and error.run_id else None
-    if owner is None or not owner.is_finished:
+    """The error; if Dagster cannot terminate the owner's run, with what to do instead."""
+    if not isinstance(error, PipelineOwned) or not error.run_id:
+        return error
+    owner = instance.get_run_by_id(error.run_id)
+    if owner is None:
+        found = "This Dagster instance does not know that run: it was deleted, or is of another instance"
+    elif owner.is_finished:
+        found = f"Dagster shows that run as {owner.status.value} and cannot terminate it any more"
+    else:
         return error
     return PipelineOwned(
-        f"{error}. Dagster shows that run as {owner.status.value} and cannot terminate it any more, but its process goes on: "
-        "suspend it (dagster-checkpoints stop), or end the process on its host"
+        f"{error}. {found}, but its process goes on: suspend it (dagster-checkpoints stop), or end the process on its host"
     )

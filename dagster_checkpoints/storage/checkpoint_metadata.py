@@ -42,10 +42,13 @@ class MetadataFiles:
         try:
             return self._store.get(self._layout.at(location, METADATA))
         except NotFound as error:
-            stored = ", ".join(metadata.location for metadata in self.stored()) or "none"
+            stored = ", ".join(metadata.location for metadata in self.stored())
+            instead = (
+                f"Checkpoints there: {stored}. Restore from one of these, or start" if stored else "There is no checkpoint: start"
+            )
             raise MissingCheckpoint(
                 f"expected the metadata of a checkpoint at {self._store.url}/{self._layout.at(location, METADATA)}, found none. "
-                f"Checkpoints there: {stored}. Restore from one of these, or start without restoring"
+                f"{instead} without restoring"
             ) from error
 
     def stored(self) -> list[FoundMetadata]:

@@ -105,6 +105,10 @@ def test_a_second_run_is_refused_while_the_first_is_alive(
         assert failure.metadata["error"].value == "PipelineOwned"
         forced = "Dagster shows that run as CANCELED and cannot terminate it any more, but its process goes on: suspend it"
         assert (forced in failure.description) is (status is dg.DagsterRunStatus.CANCELED)
+        deleted = (
+            "This Dagster instance does not know that run: it was deleted, or is of another instance, but its process goes on"
+        )
+        assert (deleted in failure.description) is (status is None)
         state = storage.read_state()
         assert state is not None and state.lease is not None and state.lease.owner.run_id == "the-first-run"
 

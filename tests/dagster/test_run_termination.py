@@ -100,7 +100,7 @@ def answer(status: Any, message: str = "") -> Answer:
             [],
         ),
         ([FINISHED], None, [NEW_START.format("had come to its end")], []),
-        ([], None, [], []),  # its end was taken before, or an interrupt lost it: nothing is waited for
+        ([], None, [], []),  # it never started: nothing is waited for
         ([], SUSPENDED, [], [SAVEPOINT]),
         ([ended(JobStatus.FAILED)], None, [CONTINUES], []),
     ],
@@ -137,6 +137,27 @@ def test_without_a_savepoint_the_job_is_cancelled_and_its_end_is_said(
     thread = ScriptedThread([], canceled)
     assert terminated(thread, None) == (texts, savepoints)
     assert thread.asked == []
+
+
+@pytest.mark.parametrize("suspend_seconds", [5.0, None])
+@pytest.mark.parametrize(
+    ("end", "texts", "savepoints"),
+    [
+        (DRAINED, [NEW_START.format("was drained")], []),
+        (FINISHED, [NEW_START.format("had come to its end")], []),
+        (SUSPENDED, [], [SAVEPOINT]),
+        (CANCELED, [CONTINUES], []),
+    ],
+)
+def test_a_job_whose_end_an_interrupt_has_taken_says_what_comes_next(
+    end: JobEnded, texts: list[str], savepoints: list[str], suspend_seconds: float | None
+) -> None:
+    job: Any = SimpleNamespace(run=lambda: end.result, cancel=lambda error: None, ask=lambda *request, **how: None)
+    thread = JobThread(lambda on_event, log: job, name="flights")
+    thread.start()
+    assert thread.next(10.0) == end
+    thread._thread.join(10.0)
+    assert terminated(thread, suspend_seconds) == ([SUSPENDING, *texts] if suspend_seconds else texts, savepoints)
 
 
 @pytest.mark.parametrize("suspend_seconds", [5.0, None])

@@ -249,6 +249,8 @@ def test_metadata_is_read_by_location_or_url(owned: CheckpointStorage) -> None:
 def test_a_checkpoint_with_written_metadata_is_not_completed(owned: CheckpointStorage) -> None:
     owner = owned.ownership
     assert owner is not None
+    with pytest.raises(MissingCheckpoint, match=r"There is no checkpoint: start without restoring"):
+        owned.read_metadata("checkpoints/chk-8-1")
     for number in (9, 10):
         owned.write_metadata(number, 1, b"")
     owner.complete(9, "checkpoints/chk-9-1")
