@@ -58,7 +58,7 @@ CHECK = {
     "SparkLaunchError": "spark/pure/test_launcher.py::test_a_package_that_is_not_found_and_memory_that_is_none",
     "SparkVersionError": "spark/pure/test_spark_version.py::test_another_version_is_refused_before_java_is_looked_for",
     "StageFindingError": "spark/test_pipeline_check.py::test_findings_that_are_meant_to_be_so",
-    "StageSinkError": "cli/test_cli_check.py::test_the_sinks_are_checked_and_nothing_stays_behind",
+    "StageSinkError": "cli/long/test_checked_files.py::test_the_sinks_are_checked_and_nothing_stays_behind",
     "WorkDirectoryError": "spark/test_refusals.py::test_a_work_directory_that_a_cluster_needs_is_known_at_check",
 }
 START = {
