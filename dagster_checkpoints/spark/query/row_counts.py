@@ -89,7 +89,7 @@ class RowCounts:
     """The rows that the stages of a streaming query have emitted in each of its micro-batches.
 
     Args:
-        stages: The stages of the chain, in order; those in front of the last one are counted.
+        stages: The stages of the chain, in order, two or more; those in front of the last one are counted.
         stateful: Those of them whose operators keep state.
     """
 
@@ -105,8 +105,6 @@ class RowCounts:
         Args:
             execution: Spark's execution of the batch, which has been evaluated (a JVM object).
         """
-        if not self._stages:
-            return {}
         plan = execution.executedPlan()
         found: dict[str, int | None] = dict.fromkeys(self._stages, 0)  # Spark leaves out a part of a plan that has no rows
         for stage, node in self._nodes.of(plan):

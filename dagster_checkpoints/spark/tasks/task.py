@@ -116,7 +116,8 @@ class Task(ABC):
         self.snapshots = TaskSnapshots(parts, self.query, self.operators, self.watermarks)
         self.group_offsets = GroupOffsets(parts, self.query.log)
         self.rows = EmittedRows(parts.chain.stages, self.output, parts.restored)
-        self._row_counts = RowCounts(tuple(parts.plan.outputs), parts.plan.stateful) if parts.plan is not None else None
+        plan = parts.plan
+        self._row_counts = RowCounts(tuple(plan.outputs), plan.stateful) if plan is not None and len(plan.outputs) > 1 else None
         self.error: BaseException | None = None
         self.job_tag = f"task-{uuid4().hex}"
         """The tag of all Spark jobs that the task starts, on its own thread and in its query."""
