@@ -92,6 +92,18 @@ SINK_FAULTS = (
     ),
     Fault("an owner that is replaced between two moves of rows goes on", SinkLife._finish, "if number:", "if False:"),
     Fault(
+        "rows of a commit stay as they are although a restore moves them, since their record was deleted",
+        SinkLife._check_listed,
+        "    if moved:",
+        "    if False:",
+    ),
+    Fault(
+        "deleted records are looked for only if the newest commit moves",
+        SinkLife._check_listed,
+        "(restored, *job.ends)",
+        "(restored, *job.newest.values())",
+    ),
+    Fault(
         "in a table of newest rows by key anything is restored",
         SinkLife._settle,
         "check_not_overwritten(job.branches, restored, order, self._sink)",

@@ -113,8 +113,8 @@ class History:
     def step(self) -> None:
         """Take a random step."""
         chance, run = self.chance, self.run
-        kinds = ("checkpoint", "complete", "crash", "go back", "older acts", "new job", "copy", "older table")
-        what = chance.choices(kinds, (8, 8, 2, 2, 2, 0.6, 0.5, 1.5))[0]
+        kinds = ("checkpoint", "complete", "crash", "go back", "older acts", "new job", "copy", "older table", "record deleted")
+        what = chance.choices(kinds, (8, 8, 2, 2, 2, 0.6, 0.5, 1.5, 0.4))[0]
         self.counts[what] += 1
         if what == "checkpoint":
             self._take(run)
@@ -132,6 +132,8 @@ class History:
             self.copies = [*self.copies[:1], *self.copies[1:][-2:], self.system.copy()]
         elif what == "older table":
             self._exchange_table()
+        elif what == "record deleted" and self.system.stepped and not self.system.by_key:
+            self._delete_record()
         elif what == "new job":
             self.run = self._begin(None if chance.random() < 0.7 else self._newest(), new_job=True)
 
@@ -199,6 +201,29 @@ class History:
                 self.counts["nothing was missing"] += 1
         self.system.put_back(newest)
         self.system.is_copy = False
+        self.run = self._restored(self._newest())
+
+    def _delete_record(self) -> None:
+        """The record of a commit is deleted before a restore, then the table is put back: a restore that needs it is refused."""
+        commits = sorted(each for each in (*self.system.visible, *self.system.hidden) if each.job == str(self.job))
+        own = [point for point in self._restorable() if point.job == self.job]
+        if not commits or not own:
+            return
+        complete = self.system.copy()
+        deleted, point = self.chance.choice(commits), self.chance.choice(own)
+        ledger = complete.ledgers[0].job(deleted.job)
+        is_moved = ledger.sees(deleted.checkpoint) != ledger.branches.is_ancestor(deleted.checkpoint, point.checkpoint)
+        self.system.unlisted = {deleted}
+        try:
+            run, _ = self._restored_there(point)
+            self._check_shows(run, point)
+            self.counts["no record was needed"] += 1
+        except TaskFailure as error:
+            refused = isinstance(error.__cause__, SinkCannotTakeBack)
+            check(is_moved and refused, "checkpoint {} cannot be restored without the record of {}: {}", point, deleted, error)
+            self.counts["no record"] += 1
+        self.system.unlisted = set()
+        self.system.put_back(complete)
         self.run = self._restored(self._newest())
 
     def _restored_there(self, point: Point) -> tuple[Run, Point]:

@@ -45,6 +45,7 @@ class SinkSystem:
         keys: the key of each row, if rows replace others.
         table: by key, the row that was published last.
         is_copy: whether it is an older copy, which may lack transactions that a checkpoint holds.
+        unlisted: commits of which a folder has rows, and no record.
     """
 
     def __init__(self, stage: int, stepped: bool, by_key: bool = False) -> None:
@@ -59,6 +60,7 @@ class SinkSystem:
         self.ledgers: dict[int, Ledger] = {}
         self.attempts = 0
         self.is_copy = False
+        self.unlisted: set[Commit] = set()
 
     def rows(self, lineage: Iterable[tuple[int, int | None]]) -> list[int]:
         """The visible rows of a lineage: (job, its last checkpoint that counts), None for all checkpoints."""
@@ -133,8 +135,13 @@ class Target:
         return self._known
 
     def committed(self, job: str) -> list[Commit]:
-        found = {*self.system.visible, *self.system.hidden}
-        return sorted(commit for commit in found if (commit.job, commit.index) == (job, self.index))
+        return self._of({*self.system.visible, *self.system.hidden} - self.system.unlisted, job)
+
+    def unlisted(self, job: str) -> list[Commit]:
+        return self._of({*self.system.visible, *self.system.hidden} & self.system.unlisted, job)
+
+    def _of(self, commits: Iterable[Commit], job: str) -> list[Commit]:
+        return sorted(commit for commit in commits if (commit.job, commit.index) == (job, self.index))
 
     def staged(self) -> list[str]:
         return [name for name, (index, _) in self.system.staged.items() if index == self.index]

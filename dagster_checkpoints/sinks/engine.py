@@ -186,6 +186,8 @@ class SinkLife:
 
     def _settle(self, restored: int) -> Steps[None]:
         found: Sequence[Commit] = yield Op("committed", (self._scope.job,))
+        if self._stepped and not self._by_key:
+            yield from self._check_listed(restored)
 
         def plan(ledger: Ledger) -> Change | None:
             self.check_owner(ledger)
@@ -204,6 +206,32 @@ class SinkLife:
             return self._changed(ledger, self._scope.job, job.showing(restored), moves)
 
         yield from self._change(plan)
+
+    def _check_listed(self, restored: int) -> Steps[None]:
+        """Refuse a restore that would have to move rows that the target does not find: what it goes by was deleted."""
+        ledger: Ledger = yield Op("read_ledger")
+        job = ledger.job(self._scope.job)
+
+        def is_moved(checkpoint: int) -> bool:
+            return job.sees(checkpoint) != job.branches.is_ancestor(checkpoint, restored)
+
+        if not any(map(is_moved, (restored, *job.ends))):
+            return
+        unlisted: Sequence[Commit] = yield Op("unlisted", (self._scope.job,))
+        moved = [commit.checkpoint for commit in unlisted if is_moved(commit.checkpoint)]
+        if moved:
+            newest = max(moved)
+            way_out = (
+                f"or delete the files that have checkpoint {newest} in their names: the job writes their rows again; or restore "
+                f"checkpoint {newest} or a later one"
+                if job.sees(newest)
+                else "or restore another checkpoint or savepoint"
+            )
+            raise SinkCannotTakeBack(
+                f"{self._sink}: expected a record of each commit of instance {self._scope.index} whose rows are to be taken "
+                f"back, or shown again, found rows of checkpoint {newest}, and no record that names their files: it was deleted. "
+                f"Nothing was changed. Put the record back; {way_out}"
+            )
 
     def _check_recorded(self, found: Sequence[Commit], job: JobLedger, restored: int) -> None:
         """Refuse a restore that would leave the rows of later commits, since the ledger does not know them: they come again."""

@@ -115,6 +115,12 @@ class JobLedger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether readers see the rows that this checkpoint has committed, or would commit now."""
         return checkpoint in self.again or self.branches.is_ancestor(checkpoint, _AFTER_ALL if self.shown is None else self.shown)
 
+    @property
+    def ends(self) -> set[int]:
+        """The checkpoints behind which commits may be seen otherwise than up to them."""
+        shown = () if self.shown is None else (self.shown,)
+        return {*self.newest.values(), *(branch.restored for branch in self.branches.branches), *shown, *self.again}
+
     def committed(self, checkpoint: int, name: str) -> JobLedger:
         """The ledger after the commit of a transaction."""
         branch = self.branches.branch_of(checkpoint)

@@ -141,6 +141,11 @@ class SteppedTarget(SinkTarget):
             LedgerChanged: it is not as this target has read or put it last.
         """
 
+    def unlisted(self, job: str) -> Sequence[Commit]:
+        """Commits of the instance in a job of which there are rows, visible or taken back, and that :meth:`committed` does not
+        name: what it goes by was deleted. Asked only if a restore has to move rows, so it may look at all there is."""
+        return ()
+
     @abstractmethod
     def check_moves(self, moves: Moves) -> None:
         """Refuse what cannot be moved, before anything is. Raises SinkTransactionLost, SinkCannotTakeBack."""

@@ -432,6 +432,45 @@ def test_rows_that_another_program_has_rewritten_cannot_be_taken_back(folder: Fo
     assert sorted(folder.path.rglob("*")) == before and folder.numbers() == [1]
 
 
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_rows_of_which_the_record_was_deleted_cannot_be_taken_back_or_shown_again(folder: Folder, partitioned: bool) -> None:
+    settings: dict[str, Any] = {"partition_by": "day"} if partitioned else {}
+    sink = folder.opened(**settings)
+    for checkpoint in (1, 2, 3):
+        folder.commit(sink, checkpoint, numbers(checkpoint).append_column("day", pa.array([f"d{checkpoint}"])))
+
+    def record(checkpoint: int) -> Path:
+        (found,) = folder.path.glob(f"_dagster_checkpoints/0/commits/*/{checkpoint}-*")
+        return found
+
+    def restored(checkpoint: int, epoch: int) -> None:
+        folder.opened(as_=context(epoch=epoch), new=False, **settings).recover([], restored=checkpoint)
+
+    middle, last = record(2), record(3)
+    content, other = middle.read_bytes(), last.read_bytes()
+    for gone in (middle, last):
+        gone.unlink()
+    restored(3, epoch=2)  # nothing moves
+    with pytest.raises(SinkCannotTakeBack, match=r"found rows of checkpoint 3, and no record that names their files.*or delete"):
+        restored(1, epoch=3)
+    assert len(folder.visible) == 3
+    last.write_bytes(other)
+    with pytest.raises(SinkCannotTakeBack, match=r"found rows of checkpoint 2.*or restore checkpoint 2 or a later one"):
+        restored(1, epoch=4)
+    assert len(folder.visible) == 3
+    restored(2, epoch=5)
+    assert len(folder.visible) == 2
+    middle.write_bytes(content)
+    restored(1, epoch=6)
+    middle.unlink()
+    with pytest.raises(SinkCannotTakeBack, match=r"found rows of checkpoint 2.*or restore another checkpoint or savepoint"):
+        restored(2, epoch=7)
+    assert len(folder.visible) == 1
+    middle.write_bytes(content)
+    restored(3, epoch=8)
+    assert len(folder.visible) == 3
+
+
 # Faults
 
 

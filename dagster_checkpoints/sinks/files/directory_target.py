@@ -120,6 +120,9 @@ class DirectoryTarget(FileTarget):
         found = {commit for folder in (_COMMITS, "", _TAKEN_BACK) for commit in self._commits(folder).values()}
         return [each for each in found if (each.job, each.index) == (job, self._scope.index)]
 
+    def unlisted(self, job: str) -> list[Commit]:
+        return []  # `committed` goes by the rows, too
+
     # Staged files: those in the transaction's folder
 
     def copies(self, staged: Staged) -> dict[str, Path]:

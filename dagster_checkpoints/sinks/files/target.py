@@ -174,6 +174,12 @@ class FileTarget(SteppedTarget):
     def committed(self, job: str) -> list[Commit]:
         return [name.commit for name in self._records(job)]
 
+    def unlisted(self, job: str) -> list[Commit]:
+        visible = (commit_of_part(name) for name in self._files.names("") if not is_hidden(name))
+        hidden = map(parse_commit, self._files.folders(f"{taken_back_folder(self._scope.index)}/"))
+        found = {name.commit for name in (*visible, *hidden) if name is not None}.difference(self.committed(job))
+        return [each for each in found if (each.job, each.index) == (job, self._scope.index)]
+
     # Staged files
 
     def stage(self, name: str, batch: Batch) -> None:
