@@ -14,6 +14,7 @@ from dagster._config import ConfigType, ConfigTypeKind
 from dagster._config.errors import PostProcessingError
 from pydantic import field_validator
 
+from dagster_checkpoints.files.urls import url_scheme
 from dagster_checkpoints.plugin.settings import KnownSettings
 from dagster_checkpoints.spark.job.job_options import Until
 from dagster_checkpoints.state.claim import ClaimMode
@@ -86,6 +87,8 @@ def check_restore_from(value: Any) -> str:
         ValueError: The value cannot.
     """
     text = str(value) if isinstance(value, int) else value
+    if isinstance(text, str) and url_scheme(text) and "://" not in text:
+        raise ValueError(f'restore_from is {value!r}; expected a URL with two slashes behind the scheme, "{url_scheme(text)}://…"')
     if isinstance(text, str) and (text in ("latest", "none") or _CHECKPOINT.fullmatch(text) or _LOCATION.fullmatch(text)):
         return text
     raise ValueError(

@@ -337,7 +337,7 @@ def test_a_pipeline_without_an_end_warns_of_other_steps_in_its_run(
     assert len(warned) == (selection == "*")
 
 
-@pytest.mark.parametrize("value", ["lates", "", "chk", "-1", "4 2", -1, 4.2, True, None, ["latest"], {"id": 42}])
+@pytest.mark.parametrize("value", ["lates", "", "chk", "-1", "4 2", "s3:/b/p/x", -1, 4.2, True, None, ["latest"], {"id": 42}])
 def test_an_invalid_restore_from_is_refused_before_launch(
     value: Any, coordinator: Coordinator, numbers_pipeline: Pipeline, assets_of: AssetsOf
 ) -> None:
