@@ -88,7 +88,9 @@ def check_restore_from(value: Any) -> str:
     """
     text = str(value) if isinstance(value, int) else value
     if isinstance(text, str) and url_scheme(text) and "://" not in text:
-        raise ValueError(f'restore_from is {value!r}; expected a URL with two slashes behind the scheme, "{url_scheme(text)}://…"')
+        raise ValueError(
+            f'restore_from is {value!r}; expected a URL with two slashes behind the scheme, "{url_scheme(text)}://…"'
+        )
     if isinstance(text, str) and (text in ("latest", "none") or _CHECKPOINT.fullmatch(text) or _LOCATION.fullmatch(text)):
         return text
     raise ValueError(

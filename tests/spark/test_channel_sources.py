@@ -18,6 +18,7 @@ from dagster_checkpoints.spark.channels.channel_log import Channel, Records
 from dagster_checkpoints.spark.channels.segments import write_segment
 from dagster_checkpoints.spark.files.work_path import urls
 from dagster_checkpoints.spark.query.channel_sources import ChannelSources, SegmentsLostError
+from dagster_checkpoints.spark.query.driver_sources import ParquetScans
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 from dagster_checkpoints.spark.query.stage_inputs import EventTime, StreamInput, stream_dataframe
 
@@ -138,7 +139,7 @@ def test_lost_files_fail_the_query_whatever_the_session_ignores(reading: Reading
         sources = ChannelSources(spark)
         if moment == "after":
             schema = sources.java_schema(spark.createDataFrame([], "id bigint, ts timestamp").schema)
-            batch = sources.scan(schema, urls([lost]))
+            batch = ParquetScans(sources, schema).of(urls([lost])).toBatch()
             partitions = batch.planInputPartitions()
             lost.unlink()
             reader = batch.createReaderFactory().createColumnarReader(partitions[0])
@@ -156,3 +157,11 @@ def test_lost_files_fail_the_query_whatever_the_session_ignores(reading: Reading
     finally:
         for setting in ignored:
             spark.conf.unset(setting)
+
+
+def test_a_watermarks_row_holds_its_time_and_nothing_else(spark: Any) -> None:
+    sources = ChannelSources(spark)
+    for columns, ordinal in [(1, 0), (2, 1), (64, 0), (64, 63), (65, 0), (65, 64), (130, 63), (130, 64), (130, 129)]:
+        row = sources.row(columns, ordinal, -(2**62) - ordinal)
+        found = {column: row.getLong(column) for column in range(columns) if not row.isNullAt(column)}
+        assert found == {ordinal: -(2**62) - ordinal} and row.numFields() == columns

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +21,14 @@ from pyspark.sql.types import StructType
 
 from dagster_checkpoints.errors import DagsterCheckpointsError
 from dagster_checkpoints.spark.files.work_path import WorkPath, urls
-from dagster_checkpoints.spark.query.driver_sources import CONNECTOR, DriverSources, JavaObject, SourceFailed, interfaces
+from dagster_checkpoints.spark.query.driver_sources import (
+    CONNECTOR,
+    DriverSources,
+    JavaObject,
+    ParquetScans,
+    SourceFailed,
+    interfaces,
+)
 from dagster_checkpoints.spark.query.file_index import FilesLost
 from dagster_checkpoints.spark.query.query_gate import QueryGate
 
@@ -97,13 +105,12 @@ class ChannelSources(DriverSources):
 
     def row(self, columns: int, ordinal: int, value: int) -> Any:
         """A row of Spark's in which all columns are NULL except one, which holds a 64-bit number."""
-        unsafe_row = self.sql.catalyst.expressions.UnsafeRow
-        size = unsafe_row.calculateBitSetWidthInBytes(columns) + 8 * columns
-        row = unsafe_row(columns)
-        row.pointTo(bytes(size), size)
-        for column in range(columns):
-            row.setNullAt(column)
-        row.setLong(ordinal, value)
+        nulls = (1 << columns) - 1 ^ 1 << ordinal  # a bit for each column, in words of 64 bits
+        words = [nulls >> first & (1 << 64) - 1 for first in range(0, columns, 64)]
+        values = [value if column == ordinal else 0 for column in range(columns)]
+        data = struct.pack(f"={len(words)}Q{columns}q", *words, *values)
+        row = self.sql.catalyst.expressions.UnsafeRow(columns)
+        row.pointTo(data, len(data))
         return row
 
 
@@ -199,6 +206,7 @@ class RecordsStream(_Stream):
         self._base = {name: channel.base for name, channel in channels.items()}
         self._planned: tuple[str, str, Any] | None = None  # the range that was planned last, and its partitions
         self._factory: Any = None
+        self._made_scans: ParquetScans | None = None
 
     def toString(self) -> str:
         return RECORDS
@@ -229,7 +237,7 @@ class RecordsStream(_Stream):
         if not files:
             return self._sources.array(f"{CONNECTOR}.read.InputPartition")
         try:
-            return self._sources.scan(self._schema, urls(files)).planInputPartitions()
+            return self._scans().of(urls(files)).toBatch().planInputPartitions()
         except FilesLost as error:
             raise SegmentsLostError(
                 f"expected the {len(files)} files of the next records of input {self._input_name!r} in the work directory, as "
@@ -239,8 +247,13 @@ class RecordsStream(_Stream):
     @_kept
     def createReaderFactory(self) -> Any:
         if self._factory is None:
-            self._factory = self._sources.scan(self._schema, ()).createReaderFactory()
+            self._factory = self._scans().having().createReaderFactory()
         return self._factory
+
+    def _scans(self) -> ParquetScans:
+        if self._made_scans is None:
+            self._made_scans = ParquetScans(self._sources, self._schema)
+        return self._made_scans
 
     Java = interfaces("read.streaming.MicroBatchStream")
 

@@ -113,15 +113,15 @@ class DriverSources:
         jvm = jvm_of(spark)
         self.jvm = jvm
         self.sql = jvm.org.apache.spark.sql
-        self._segments = spark._jsparkSession.newSession()
-        self._segments.conf().set(_LISTING_IN_A_JOB, str(2**31 - 1))  # the driver lists the files of a batch by itself
-        self._scan_fields: tuple[str, ...] = ()
+        self.files_session = spark._jsparkSession.newSession()
+        self.files_session.conf().set(_LISTING_IN_A_JOB, str(2**31 - 1))  # the driver lists the files of a batch by itself
         # Spark asks for these many times in each micro-batch; each name that is looked up in the JVM is a message of its own.
         self.capabilities = jvm.java.util.Collections.singleton(self.sql.connector.catalog.TableCapability.MICRO_BATCH_READ)
         self.columnar_support = self.sql.connector.read.Scan.ColumnarSupportMode.PARTITION_DEFINED
         self.no_metrics = self.array(f"{CONNECTOR}.metric.CustomMetric")
         self.no_task_metrics = self.array(f"{CONNECTOR}.metric.CustomTaskMetric")
         self._relation = spark.readStream.format("rate").load()._jdf.queryExecution().analyzed()
+        self._other_fields = tuple(map(self._relation.productElement, range(self._relation.productArity())))
 
     def stream(self, name: str, options: Mapping[str, str], schema: Any, make: Callable[[], Any]) -> DataFrame:
         """The DataFrame of a source: Spark's node for a streaming relation, around our table.
@@ -137,17 +137,14 @@ class DriverSources:
         """
         none = self.jvm.scala.Option.apply(None)
         table = _Table(self, name, schema, make)
-        java_options = self._options(options)
+        java_options = self.options(options)
         attributes = self.sql.catalyst.types.DataTypeUtils.toAttributes(schema)
-        fields = [none, name, table, java_options, attributes, none, none, none]
-        fields += [self._relation.productElement(index) for index in range(len(fields), self._relation.productArity())]
-        arguments = self.jvm.java.util.ArrayList()
-        for field in fields:
-            arguments.add(field)
-        plan = self._relation.makeCopy(arguments.toArray())
+        fields = (none, name, table, java_options, attributes, none, none, none)
+        plan = self._relation.copy(*fields, *self._other_fields[len(fields) :])
         return DataFrame(self.sql.classic.Dataset.ofRows(self.spark._jsparkSession, plan), self.spark)
 
-    def _options(self, options: Mapping[str, str]) -> Any:
+    def options(self, options: Mapping[str, str]) -> Any:
+        """Options as Spark's Java object."""
         java_map = self.jvm.java.util.HashMap()
         for key, value in options.items():
             java_map.put(key, value)
@@ -164,37 +161,6 @@ class DriverSources:
         """An offset of Spark's that holds a JSON object."""
         return self.sql.execution.streaming.runtime.SerializedOffset(json.dumps(value, sort_keys=True))
 
-    def scan(self, schema: Any, files: Sequence[str]) -> Any:
-        """Spark's scan of Parquet files as one batch.
-
-        Args:
-            schema: The columns, as Spark's Java object.
-            files: The URLs of the files.
-
-        Raises:
-            FilesLost: Spark would not read all of them.
-        """
-        return self.parquet_scan(schema, files).toBatch()
-
-    def parquet_scan(self, schema: Any, files: Sequence[str]) -> Any:
-        """The same before it is a batch: Spark's `ParquetScan`."""
-        options, none = self._options(READ_OPTIONS), self.jvm.PythonUtils.toSeq([])
-        table = self.sql.execution.datasources.v2.parquet.ParquetTable(
-            "segments", self._segments, options, none, self.jvm.scala.Option.apply(schema), None
-        )
-        scan = table.newScanBuilder(options).build()
-        return self.scan_with(scan, fileIndex=exact_index(self.jvm, self._segments, files)) if files else scan
-
-    def scan_with(self, scan: Any, **fields: Any) -> Any:
-        """A `ParquetScan` with other values of some fields."""
-        if not self._scan_fields:
-            names, found = scan.productElementNames(), []
-            while names.hasNext():
-                found.append(str(names.next()))
-            self._scan_fields = tuple(found)  # at once: several queries plan their batches at the same time
-        values = [fields[name] if name in fields else scan.productElement(at) for at, name in enumerate(self._scan_fields)]
-        return self.sql.execution.datasources.v2.parquet.ParquetScan(*values)
-
     def array(self, name: str, *members: Any) -> Any:
         """A Java array of a class of Spark's SQL connector or execution."""
         kind = functools.reduce(getattr, name.split("."), self.jvm)
@@ -202,6 +168,41 @@ class DriverSources:
         for index, member in enumerate(members):
             made[index] = member
         return made
+
+
+class ParquetScans:
+    """Spark's scans of Parquet files with the same columns (`ParquetScan`): each is a copy of the first one, in one message.
+
+    Args:
+        sources: What makes Spark's objects.
+        schema: The columns, as Spark's Java object.
+    """
+
+    def __init__(self, sources: DriverSources, schema: Any) -> None:
+        options, none = sources.options(READ_OPTIONS), sources.jvm.PythonUtils.toSeq([])
+        self._parquet = sources.sql.execution.datasources.v2.parquet
+        table = self._parquet.ParquetTable(
+            "segments", sources.files_session, options, none, sources.jvm.scala.Option.apply(schema), None
+        )
+        scan = table.newScanBuilder(options).build()
+        names = str(scan.productElementNames().mkString(",")).split(",")
+        self._fields = {name: scan.productElement(position) for position, name in enumerate(names)}
+        self._sources = sources
+
+    def of(self, files: Sequence[str]) -> Any:
+        """The scan of some files.
+
+        Args:
+            files: The paths of the files as Hadoop writes them.
+
+        Raises:
+            FilesLost: Spark would not read all of them.
+        """
+        return self.having(fileIndex=exact_index(self._sources.jvm, self._sources.files_session, files))
+
+    def having(self, **fields: Any) -> Any:
+        """A scan of no files, with other values of some of its fields."""
+        return self._parquet.ParquetScan(*{**self._fields, **fields}.values())
 
 
 def interfaces(*names: str) -> type:

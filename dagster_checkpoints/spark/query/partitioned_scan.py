@@ -12,7 +12,7 @@ from typing import Any
 
 from pyspark.sql.types import StructType
 
-from dagster_checkpoints.spark.query.driver_sources import CONNECTOR, DriverSources
+from dagster_checkpoints.spark.query.driver_sources import CONNECTOR, DriverSources, ParquetScans
 
 PartitionValues = tuple[str | None, ...]
 """The values of a file's partition columns as text, in the order of these columns."""
@@ -29,7 +29,7 @@ class PartitionedScan:
 
     def __init__(self, sources: DriverSources, columns: StructType, partition_by: StructType) -> None:
         self._sources = sources
-        self._columns = sources.java_schema(columns)
+        self._scans = ParquetScans(sources, sources.java_schema(columns))
         self._partition_by = partition_by
         self._java_partition_by = sources.java_schema(partition_by)
         self.schema = sources.java_schema(StructType([*columns.fields, *partition_by.fields]))
@@ -43,7 +43,7 @@ class PartitionedScan:
         """
         if not files:
             return self._sources.array(f"{CONNECTOR}.read.InputPartition")
-        planned = self._sources.parquet_scan(self._columns, list(files)).toBatch().planInputPartitions()
+        planned = self._scans.of(list(files)).toBatch().planInputPartitions()
         if not self._partition_by.fields:
             return planned
         rows = {values: self._row(values) for values in set(files.values())}
@@ -56,8 +56,8 @@ class PartitionedScan:
         Args:
             columns: the names of the columns in the files, if they are others, as the JSON of Spark's types.
         """
-        scan = self._sources.parquet_scan(self._sources.java_type(columns) if columns else self._columns, ())
-        return self._sources.scan_with(scan, readPartitionSchema=self._java_partition_by).createReaderFactory()
+        scans = ParquetScans(self._sources, self._sources.java_type(columns)) if columns else self._scans
+        return scans.having(readPartitionSchema=self._java_partition_by).createReaderFactory()
 
     def _with_values(self, partition: Any, files: Mapping[str, PartitionValues], rows: Mapping[PartitionValues, Any]) -> Any:
         datasources = self._sources.sql.execution.datasources

@@ -5,12 +5,11 @@ No rule of the optimizer may conclude anything from an input of a stage.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
@@ -35,10 +34,10 @@ def opaque(*branches: DataFrame) -> DataFrame:
     Args:
         branches: The streams; the first one decides the columns' metadata, such as the watermark.
     """
-    frame = branches[0]
+    frame = branches[0]._jdf
     for other in branches[1:]:
-        frame = frame.unionByName(other)
-    return frame.union(_without_rows(branches[0])).where(F.spark_partition_id() >= 0)
+        frame = frame.unionByName(other._jdf)
+    return DataFrame(frame.union(_without_rows(branches[0])).where("spark_partition_id() >= 0"), branches[0].sparkSession)
 
 
 def whole(frame: DataFrame) -> DataFrame:
@@ -50,20 +49,11 @@ def whole(frame: DataFrame) -> DataFrame:
     return frame.where(F.when(F.spark_partition_id() >= 0, True).otherwise(F.raise_error(columns.cast("string")).cast("boolean")))
 
 
-def opaque_condition(condition: Column) -> Column:
-    """The same condition as one expression that is not deterministic: no part of it is pushed down or counts as a constraint."""
-    return F.when(F.spark_partition_id() >= 0, condition)
-
-
-def _without_rows(frame: DataFrame) -> DataFrame:
+def _without_rows(frame: DataFrame) -> Any:
     """A stream without rows that is no source of the query: Spark never replaces it by an empty relation."""
     session: Any = frame.sparkSession
     rows = session.sparkContext._jsc.emptyRDD().rdd()
-    return DataFrame(session._jsparkSession.internalCreateDataFrame(rows, frame._jdf.schema(), True), session)
-
-
-# The watermark source never has a row before this time: its rows are not before the year 1970 less a lateness.
-NEVER = dt.datetime(1, 1, 2)
+    return session._jsparkSession.internalCreateDataFrame(rows, frame._jdf.schema(), True)
 
 
 @dataclass(frozen=True)
@@ -102,9 +92,11 @@ def stream_dataframe(sources: ChannelSources, stream: StreamInput) -> DataFrame:
         return opaque(records)
     column, lateness_ms = stream.event_time.column, stream.event_time.lateness_ms
     times = sources.watermarks(stream.uid, stream.schema, stream.gate, column, lateness_ms, stream.attempt)
-    watermark = times.withWatermark(identifier(column), f"{lateness_ms} milliseconds")
-    dropped = watermark.where(opaque_condition(F.col(identifier(column)) < F.lit(NEVER)))
-    return opaque(dropped, records)
+    watermark = times._jdf.withWatermark(identifier(column), f"{lateness_ms} milliseconds")
+    # No row is as early: those of the watermark source are not before the year 1970 less a lateness. The condition is not
+    # deterministic as a whole: no part of it is pushed down, or counts as a constraint.
+    never = f"CASE WHEN spark_partition_id() >= 0 THEN {identifier(column)} < TIMESTAMP_LTZ '0001-01-02 00:00:00' END"
+    return opaque(DataFrame(watermark.where(never), times.sparkSession), records)
 
 
 def table_dataframe(spark: SparkSession, schema: StructType, files: Sequence[WorkPath]) -> DataFrame:
