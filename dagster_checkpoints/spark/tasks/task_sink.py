@@ -20,6 +20,7 @@ from dagster_checkpoints.files.durable import link_or_new_file
 from dagster_checkpoints.files.urls import local_path
 from dagster_checkpoints.pipeline import CheckEvaluation, Pipeline, Stage
 from dagster_checkpoints.sinks import SinkCommit, SinkContext, SinkError, TwoPhaseCommitSink
+from dagster_checkpoints.sinks.target_sink import TargetSink
 from dagster_checkpoints.sinks.transactions import PendingTransactions
 from dagster_checkpoints.sinks.unwritable import reaching
 from dagster_checkpoints.spark.channels.channel_log import SegmentFiles
@@ -177,6 +178,8 @@ class TaskSink:
         held: HeldRows | None = None,
     ) -> None:
         self._sink = sink
+        self._reads_batches = type(sink).write is not TargetSink.write
+        """Whether the sink may use a batch's DataFrame, which costs twenty messages to Java: this package's sinks read files."""
         self._context = context
         self._spark = spark
         self._schema = schema
@@ -244,10 +247,10 @@ class TaskSink:
             self._write(segment, batch_id)
 
     def _write(self, segment: SegmentFiles, batch_id: int) -> None:
-        batch = table_dataframe(self._spark, self._schema, segment.files)
+        batch = table_dataframe(self._spark, self._schema, segment.files) if self._reads_batches else None
         with local_copies(segment.files, self._scratch) as files, self._turn:
             with reaching_sink(self._sink):
-                self._sink.write(batch, [str(file) for file in files], batch_id)
+                self._sink.write(batch, [str(file) for file in files], batch_id)  # type: ignore[arg-type]
             if self._checks is not None:
                 self._checks.add(segment, batch_id, files)
 
