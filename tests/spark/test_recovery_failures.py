@@ -120,7 +120,8 @@ def test_no_checkpoint_completes_without_the_state_that_was_deleted(lab: Any) ->
         failed = len(job.of(CheckpointNotDone))
         job.ask("checkpoint")
         job.wait_until(lambda: len(job.of(CheckpointNotDone)) > failed)
-        return str(job.of(CheckpointNotDone)[-1].message)
+        said = str(job.of(CheckpointNotDone)[-1].message)
+        return str(job.wait_for(JobRestarting).cause) if "is FAILED" in said else said  # a batch was due, and has found it first
 
     no_state = "expected the state of 1 stateful operators, found no version in ['state/0']: another program has"
 
@@ -143,8 +144,14 @@ def test_no_checkpoint_completes_without_the_state_that_was_deleted(lab: Any) ->
 
     job = lab.start(Pipeline("cleaned", live_hours(lab)), **options)
     job.wait_for(QueryStarted)
-    assert no_state in refused_without("state", job), "no batch has run"
     assert re.search("the work directory cannot be used: .* found: .*/checkpoint/metadata", refused_without("metadata", job))
+    job.cancel()
+    job.result()
+
+    job = lab.start(Pipeline("cleaned", live_hours(lab)), **options)
+    job.wait_for(QueryStarted)
+    found = refused_without("state", job)
+    assert no_state in found or ("the work directory cannot be used" in found and "/state/0/" in found)
     more()
     job.wait_for(JobRestarting)
     job.drain()
