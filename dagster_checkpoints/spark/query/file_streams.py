@@ -81,31 +81,6 @@ def check_file_paths(call: StageCall, frame: DataFrame) -> list[str]:
     return warnings
 
 
-def check_read_once(plan: Any) -> None:
-    """Check that a micro-batch of file streams has each file once.
-
-    Args:
-        plan: the micro-batch's logical plan, as Spark's Java object.
-
-    Raises:
-        FilesReadTwice: a file is there more than once.
-    """
-    leaves = plan.collectLeaves()
-    for index in range(leaves.size()):
-        leaf = leaves.apply(index)
-        if leaf.getClass().getSimpleName() != "LogicalRelation" or not leaf.isStreaming():
-            continue
-        paths = leaf.relation().location().rootPaths()
-        if paths.size() != paths.distinct().size():
-            found = str(paths.distinct().mkString("\n")).split("\n")
-            raise FilesReadTwice(
-                f"expected each of {len(found)} files once in a micro-batch of Spark's file stream, found {paths.size()} reads: "
-                f"Spark reads all of them once for each path that looks like a pattern, such as "
-                f"{next(path for path in found if is_pattern(path))!r}. No row of the micro-batch was emitted. "
-                f"{_capital(_WAY_ON)}"
-            )
-
-
 def _qualified(frame: DataFrame, path: str) -> str:
     """The path as Spark reads it: a relative one with the working directory in front, whose characters are a pattern's, too."""
     if path.startswith("/") or ":" in path:
@@ -208,22 +183,36 @@ def check_files(execution: Any) -> None:
         FilesOutsidePartitions: Spark would not read a file.
         PartitionColumnsAppeared: values would come into other columns.
     """
-    batch = execution.lastExecution().logical()
-    check_read_once(batch)
-    for position, leaf in enumerate(streams_of_batch(batch)):
+    for position, leaf in enumerate(streams_of_batch(execution.lastExecution().logical())):
         if leaf.nodeName() == "LogicalRelation":
             relation = leaf.relation()
-            _check_there(relation)
+            index = relation.location()
+            paths = index.rootPaths()
+            read = paths.size()
+            _check_once(paths, read)
+            if index.allFiles().size() != read:
+                _check_there(relation, index, paths)
             if relation.partitionSchema().size():
                 _check_in_partitions(relation)
                 _check_columns(streams_of_batch(execution.logicalPlan())[position], leaf)
 
 
-def _check_there(relation: Any) -> None:
-    index = relation.location()
-    if index.allFiles().size() == index.rootPaths().size() or _skips_missing_files(relation):
+def _check_once(paths: Any, read: int) -> None:
+    once = paths.distinct()
+    if once.size() != read:
+        found = str(once.mkString("\n")).split("\n")
+        raise FilesReadTwice(
+            f"expected each of {len(found)} files once in a micro-batch of Spark's file stream, found {read} reads: "
+            f"Spark reads all of them once for each path that looks like a pattern, such as "
+            f"{next(path for path in found if is_pattern(path))!r}. No row of the micro-batch was emitted. "
+            f"{_capital(_WAY_ON)}"
+        )
+
+
+def _check_there(relation: Any, index: Any, paths: Any) -> None:
+    if _skips_missing_files(relation):
         return
-    files = str(index.rootPaths().mkString("\n")).split("\n")
+    files = str(paths.mkString("\n")).split("\n")
     gone = unlisted(index, files)
     raise PlannedFilesGone(
         f"expected the {len(files)} files of a micro-batch that Spark's file stream has found before, found that {len(gone)} of "
